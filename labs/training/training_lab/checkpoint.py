@@ -1,0 +1,196 @@
+"""States to resume from: one folder each, written aside, synced, hashed, and renamed when it is whole.
+
+    checkpoints/update-000100/state.pt            tensors and plain types; loads with weights_only=True
+    checkpoints/update-000100/checkpoint.json     size and SHA-256 of the state, and what it belongs to
+    checkpoint.pt                                 the last state, under the name that people look for
+
+A folder with that name is complete, because it got its name last; whether it is still intact, its hash says. So
+there is always a whole checkpoint once the first was saved, wherever the process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import torch
+
+from training_lab.errors import LabError
+from training_lab.identity import sha256_of_file
+from training_lab.record import LAST_CHECKPOINT, UNFINISHED_PREFIX, json_text, sync_folder
+
+FORMAT = 1
+STATE = "state.pt"
+DESCRIPTION = "checkpoint.json"
+NAME = re.compile(r"update-(\d{6,})")
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint on disk, whole by its name."""
+
+    update: int
+    path: Path
+
+    def describe(self) -> dict[str, Any]:
+        """Its description. Raises LabError if that is damaged."""
+        try:
+            description: dict[str, Any] = json.loads((self.path / DESCRIPTION).read_text("utf-8"))
+            if description["format"] != FORMAT:
+                raise LabError(f"{self.path}: written in format {description['format']}; this version reads {FORMAT}")
+            return description
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LabError(f"{self.path}: damaged: its {DESCRIPTION} cannot be read") from error
+
+    def verify(self) -> dict[str, Any]:
+        """Compares the state with its description, and returns that. Raises LabError if it is damaged."""
+        description = self.describe()
+        state = self.path / STATE
+        size = state.stat().st_size if state.is_file() else -1
+        if size != description["bytes"]:
+            raise LabError(f"{self.path}: damaged: {STATE} has {max(size, 0)} bytes, had {description['bytes']}")
+        if sha256_of_file(state) != description["sha256"]:
+            raise LabError(f"{self.path}: damaged: the SHA-256 of {STATE} differs")
+        return description
+
+    def load(self) -> dict[str, Any]:
+        """The state, on the CPU. Verify before."""
+        state: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+        return state
+
+
+class HashingFile:
+    """A file that hashes what is written to it. torch writes checkpoints from front to back."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self._file.write(data)
+        self.digest.update(data)
+        self.size += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def list_checkpoints(folder: Path) -> list[Checkpoint]:
+    """The whole checkpoints of a folder, newest first."""
+    matches = [(NAME.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted((Checkpoint(int(match[1]), path) for match, path in matches if match), reverse=True)
+
+
+def save_checkpoint(folder: Path, update: int, state: dict[str, Any], facts: dict[str, Any]) -> Checkpoint:
+    """Saves `state` as the checkpoint after `update`; one that is already there is replaced.
+
+    Raises LabError if the disk does not take it; the older checkpoints are then as they were.
+    """
+    final = folder / f"update-{update:06d}"
+    aside = folder / f"{UNFINISHED_PREFIX}{final.name}"
+    shutil.rmtree(aside, ignore_errors=True)
+    written = 0
+    try:
+        aside.mkdir(parents=True)
+        with open(aside / STATE, "wb") as file:
+            hashing = HashingFile(file)
+            try:
+                torch.save(state, hashing)  # type: ignore[arg-type]  # it asks for write and flush only
+            finally:
+                written = hashing.size
+            file.flush()
+            os.fsync(file.fileno())
+        description = {
+            "format": FORMAT,
+            "update": update,
+            "bytes": written,
+            "sha256": hashing.digest.hexdigest(),
+            **facts,
+        }
+        with open(aside / DESCRIPTION, "w", encoding="utf-8") as text_file:
+            text_file.write(json_text(description))
+            text_file.flush()
+            os.fsync(text_file.fileno())
+        sync_folder(aside)
+        if final.exists():  # damaged, or saved before by a run that was killed since: it cannot be renamed over
+            shutil.rmtree(final)
+        os.rename(aside, final)
+        sync_folder(folder)
+        link_last(final / STATE, folder.parent / LAST_CHECKPOINT)
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+        free = shutil.disk_usage(folder).free if folder.exists() else 0
+        raise LabError(
+            f"{final}: cannot be saved: {cause.strerror} after {written:,} bytes, {free:,} bytes are free; "
+            "make room and give the same command again: the checkpoints before it are whole"
+        ) from error
+    return Checkpoint(update, final)
+
+
+def link_last(state: Path, name: Path) -> None:
+    """Gives the last state its second name: a hard link, or a copy where the file system has none."""
+    aside = name.with_name(f"{UNFINISHED_PREFIX}{name.name}")
+    with contextlib.suppress(FileNotFoundError):
+        aside.unlink()
+    try:
+        os.link(state, aside)
+    except OSError:
+        shutil.copyfile(state, aside)
+    os.replace(aside, name)
+
+
+def remove_old(folder: Path, keep_last: int, best_update: int | None) -> None:
+    """Removes all but the newest `keep_last` checkpoints and the best one, and what a crash left unfinished."""
+    for old in list_checkpoints(folder)[keep_last:]:
+        if old.update != best_update:
+            # Renamed first, so that a crash in the middle leaves no folder that looks whole.
+            doomed = old.path.with_name(f"{UNFINISHED_PREFIX}{old.path.name}")
+            os.rename(old.path, doomed)
+    for left in folder.glob(f"{UNFINISHED_PREFIX}*"):
+        shutil.rmtree(left)
+
+
+def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that verifies, and what is wrong with those that are newer.
+
+    None if there is no checkpoint at all. Raises LabError if there are some and all are damaged.
+    """
+    damaged = []
+    for checkpoint in list_checkpoints(folder):
+        try:
+            checkpoint.verify()
+        except LabError as error:
+            damaged.append(str(error))
+        else:
+            return checkpoint, damaged
+    if damaged:
+        raise LabError("no checkpoint verifies, and starting afresh would hide it: " + "; ".join(damaged))
+    return None, []
+
+
+def set_aside_damaged(folder: Path, good: Checkpoint | None) -> None:
+    """Renames what is newer than the checkpoint to go on from, so that nothing takes it for a state of the run."""
+    for checkpoint in list_checkpoints(folder):
+        if good is None or checkpoint.update > good.update:
+            aside = checkpoint.path.with_name(f"damaged-{checkpoint.path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(checkpoint.path, aside)
+
+
+def weights_sha256(model: torch.nn.Module) -> str:
+    """One hash over all parameters, with their names: equal hashes are equal weights, bit for bit."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode("utf-8") + b"\0")
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,263 @@
+"""The command line. What trains or computes is imported only by the command that needs it: the rest starts at once,
+and runs on Python 3.9 with nothing installed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from training_lab import record
+from training_lab.errors import LabError, UserError
+from training_lab.record import RunFolder, find_run, list_runs
+from training_lab.resolve import resolve_config
+
+TRAINING_PYTHON = (3, 11)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code: 0 good, 1 it failed, 2 the input is wrong, 130 or 143 stopped."""
+    options = make_parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+        return code
+    except LabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped before training began; nothing was changed", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m training_lab",
+        description="A laboratory for LLM pretraining experiments: exact, recorded, comparable.",
+        epilog="Start with: python -m training_lab train --config smoke",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, run: Any, summary: str, epilog: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name, help=summary, description=summary, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        added.add_argument("--runs", type=Path, default=Path(".runs"), metavar="DIR", help="folder of the runs (.runs)")
+        added.set_defaults(run=run)
+        return added
+
+    train = command(
+        "train",
+        train_command,
+        "Train a config; an unfinished run of the same config is continued.",
+        "examples:\n"
+        "  python -m training_lab train --config smoke\n"
+        "  python -m training_lab train --config baseline --set optimizer.max_lr=1e-3\n"
+        "  python -m training_lab train --config my.yaml --new\n\n"
+        "Ctrl-C finishes the update and saves; the same command then goes on. Exit codes: 0 finished, 1 failed,\n"
+        "2 wrong input, 130 or 143 stopped by SIGINT or SIGTERM.",
+    )
+    train.add_argument(
+        "--config", required=True, metavar="NAME|FILE", help="an experiment's name, or a JSON or YAML file"
+    )
+    train.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting; may be given again"
+    )
+    train.add_argument("--new", action="store_true", help="start another run even if one is unfinished")
+    train.add_argument(
+        "--stop-after", type=int, metavar="K", help="save and stop after update K; the same command goes on"
+    )
+    train.add_argument("--json", action="store_true", help="one JSON object a line, for programs")
+
+    runs = command("runs", runs_command, "List the runs, newest first.", "")
+    runs.add_argument("--json", action="store_true", help="a JSON list, for programs")
+
+    verify = command(
+        "verify",
+        verify_command,
+        "Check that a run's files are as they were written, and that its data and results come out the same again.",
+        "examples:\n"
+        "  python -m training_lab verify latest\n"
+        "  python -m training_lab verify latest --batch 3 --replay 5\n\n"
+        "Exit codes: 0 all as recorded, 1 something differs, 2 wrong input.",
+    )
+    verify.add_argument("RUN", help="a run's id, the beginning of one, its folder, or `latest`")
+    verify.add_argument(
+        "--batch", type=int, action="append", default=[], metavar="K",
+        help="build the batch of update K again and compare its hash (default: first, middle, last)",
+    )  # fmt: skip
+    verify.add_argument(
+        "--replay", type=int, default=0, metavar="N", help="train N updates again and compare, bit for bit"
+    )
+    verify.add_argument(
+        "--from", dest="start", type=int, metavar="K", help="replay from the checkpoint of update K; 0: the start"
+    )
+    verify.add_argument("--json", action="store_true", help="one JSON object a line, for programs")
+
+    evaluate = command(
+        "eval",
+        eval_command,
+        "Measure a run's checkpoint on its validation set again.",
+        "example:\n  python -m training_lab eval latest",
+    )
+    evaluate.add_argument("RUN", help="a run's id, the beginning of one, its folder, or `latest`")
+    evaluate.add_argument("--update", type=int, metavar="K", help="the checkpoint of update K (default: the newest)")
+    evaluate.add_argument("--json", action="store_true", help="a JSON object, for programs")
+
+    sample = command(
+        "sample",
+        sample_command,
+        "Let a trained model go on with a text.",
+        "example:\n  python -m training_lab sample latest --prompt 'import ' --temperature 0.8 --top-k 40",
+    )
+    sample.add_argument("RUN", help="a run's id, the beginning of one, its folder, or `latest`")
+    sample.add_argument("--prompt", required=True, metavar="TEXT", help="the text to go on with")
+    sample.add_argument("--tokens", type=int, default=200, metavar="N", help="how many tokens to draw (200)")
+    sample.add_argument(
+        "--temperature", type=float, default=1.0, help="below 1 is more predictable, 0 always the likeliest (1)"
+    )
+    sample.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="draw among the K likeliest tokens only (0: all)"
+    )
+    sample.add_argument("--seed", type=int, default=0, help="another seed, another text (0)")
+    sample.add_argument("--update", type=int, metavar="K", help="the checkpoint of update K (default: the newest)")
+    return parser
+
+
+def train_command(options: argparse.Namespace) -> int:
+    """`train`: the config is checked before torch is even imported."""
+    resolved = resolve_config(options.config, options.set)
+    need_training_packages()
+    from training_lab.console import make_console
+    from training_lab.train import run_training
+
+    return run_training(resolved, options.runs, make_console(options.json), options.new, options.stop_after)
+
+
+def runs_command(options: argparse.Namespace) -> int:
+    """`runs`."""
+    described = [describe_run(run) for run in list_runs(options.runs)]
+    if options.json:
+        print(json.dumps(described, indent=2, ensure_ascii=False))
+        return 0
+    if not described:
+        print(f"No runs in {options.runs}. Start one with: python -m training_lab train --config smoke")
+        return 0
+    width = max(len(run["run"]) for run in described)
+    print(f"{'run':<{width}}  {'state':<22}  {'updates':>13}  {'val_loss':>8}  {'tokens/s':>10}")
+    for run in described:
+        updates = f"{run['updates']}/{run['planned_updates']}" if run["updates"] is not None else ""
+        val_loss = "" if run["val_loss"] is None else f"{run['val_loss']:.4f}"
+        speed = "" if run["target_tokens_per_s"] is None else f"{run['target_tokens_per_s']:,.0f}"
+        print(f"{run['run']:<{width}}  {run['state']:<22}  {updates:>13}  {val_loss:>8}  {speed:>10}")
+    return 0
+
+
+def describe_run(run: RunFolder) -> dict[str, Any]:
+    """A run in a list: what its summary says; unknown where it has none, or a damaged one."""
+    try:
+        summary = run.read_json(record.SUMMARY)
+    except LabError:
+        summary = {}
+    return {
+        "run": run.run_id,
+        "state": run.state(),
+        "updates": summary.get("updates"),
+        "planned_updates": summary.get("planned_updates"),
+        "val_loss": summary.get("val_loss", {}).get("last"),
+        "target_tokens_per_s": summary.get("throughput", {}).get("target_tokens_per_s"),
+        "folder": str(run.path),
+    }
+
+
+def verify_command(options: argparse.Namespace) -> int:
+    """`verify`."""
+    run = find_run(options.runs, options.RUN)
+    if options.replay < 0:
+        raise UserError(f"--replay {options.replay}: must be 0 or more updates")
+    need_training_packages()
+    from training_lab.verify import verify_run
+
+    num_bad = num_good = 0
+    for finding in verify_run(run, options.batch, options.replay, options.start):
+        num_bad += not finding.is_good
+        num_good += finding.is_good
+        if options.json:
+            print(json.dumps(finding._asdict(), ensure_ascii=False), flush=True)
+        else:
+            print(f"{'ok ' if finding.is_good else 'BAD'}  {finding.subject}: {finding.message}", flush=True)
+    if not options.json:
+        print(
+            f"{run.run_id}: " + ("as recorded" if not num_bad else f"{num_bad} of {num_good + num_bad} checks failed")
+        )
+    return 1 if num_bad else 0
+
+
+def eval_command(options: argparse.Namespace) -> int:
+    """`eval`."""
+    run = find_run(options.runs, options.RUN)
+    need_training_packages()
+    from training_lab.remeasure import evaluate_run
+
+    result = evaluate_run(run, options.update)
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        print(
+            f"{run.run_id} after update {result['update']}: validation loss {result['val_loss']:.6f} nats "
+            f"over {result['target_tokens']:,} tokens ({result['comparison']})"
+        )
+    return 0 if result["is_as_recorded"] is not False else 1
+
+
+def sample_command(options: argparse.Namespace) -> int:
+    """`sample`."""
+    limits = (("--tokens", options.tokens, 1), ("--temperature", options.temperature, 0), ("--top-k", options.top_k, 0))
+    for name, value, smallest in limits:
+        if not value >= smallest:
+            raise UserError(f"{name} {value}: must be at least {smallest}")
+    if not options.prompt:
+        raise UserError("--prompt: must not be empty; the model needs at least one token to go on from")
+    run = find_run(options.runs, options.RUN)
+    need_training_packages()
+    from training_lab.restored import restore_model
+    from training_lab.sample import sample_tokens, stream_text
+
+    restored = restore_model(run, options.update)
+    prompt = restored.tokenizer.encode([options.prompt])[0].tolist()
+    tokens = sample_tokens(
+        restored.model,
+        restored.hardware,
+        prompt,
+        num_tokens=options.tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        seed=options.seed,
+    )
+    sys.stdout.write(options.prompt)
+    for text in stream_text(restored.tokenizer, tokens):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    print()
+    return 0
+
+
+def need_training_packages() -> None:
+    """Raises UserError if this Python cannot train, with what to do."""
+    if sys.version_info < TRAINING_PYTHON:
+        have, need = (".".join(map(str, version)) for version in (sys.version_info[:2], TRAINING_PYTHON))
+        raise UserError(
+            f"this command needs Python {need} or newer, this is {have}; use the environment of `make smoke`"
+        )
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"this command needs torch ({error}); `make smoke` in the repository's root installs it"
+        ) from error

@@ -1,0 +1,330 @@
+"""What a run is made of: one frozen dataclass a concern, a line of meaning under each field.
+
+A config file writes only what it changes; `resolve.py` reads files, fills in the rest and records where each
+value came from. The checks that a value must pass stand beside it here: the range in its declaration, and what it
+must agree with in its class's `problems`. Standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Callable, Literal, NamedTuple
+
+Getter = Callable[[str], Any]
+
+
+class Problem(NamedTuple):
+    """Something that cannot be run, or that works but is likely not what was meant."""
+
+    key: str
+    message: str
+    is_fatal: bool = True
+
+
+class Derived(NamedTuple):
+    """The default of a field that follows from other fields: the rule, and the rule in words."""
+
+    says: str
+    rule: Callable[[Getter], Any]
+
+
+def derived(says: str, rule: Callable[[Getter], Any], **limits: Any) -> Any:
+    """A field whose default is computed from other fields, by their dotted names."""
+    return field(default=Derived(says, rule), metadata=limits)
+
+
+def setting(default: Any, **limits: Any) -> Any:
+    """A field with limits: `at_least`, `above`, `at_most`, `below`; or `only=(key, value)`, outside which it
+    has no effect."""
+    return field(default=default, metadata=limits)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text is learned from, and which is held back to measure on."""
+
+    source: Literal["stdlib", "files", "shakespeare", "synthetic"] = "stdlib"
+    """`stdlib`: the Python standard library's own source, which every machine has. `files`: your text, from
+    `paths`. `shakespeare`: one pinned download of 1.1 MB. `synthetic`: generated, the same on every machine."""
+    paths: tuple[str, ...] = setting((), only=("data.source", "files"))
+    """Files, folders (their .txt, .md, .rst and .py files) or globs, seen from the current directory."""
+    documents: Literal["file", "paragraph"] = derived(
+        "paragraph for shakespeare, else file",
+        lambda get: "paragraph" if get("data.source") == "shakespeare" else "file",
+    )
+    """What one document is: a whole file, or the part of it up to and including a blank line."""
+    synthetic_documents: int = setting(512, at_least=2, only=("data.source", "synthetic"))
+    """How many documents the generator makes, of 64 to 4,096 characters."""
+    tokenizer: Literal["byte", "char", "gpt2"] = "byte"
+    """`byte`: UTF-8 bytes, 256 tokens. `char`: the characters that occur. `gpt2`: GPT-2's 50,257 tokens."""
+    val_fraction: float = setting(0.1, above=0.0, below=1.0)
+    """Share of the documents held back for validation, chosen by a hash of their content."""
+    split_salt: str = ""
+    """Any text; another one holds back other documents."""
+    order_seed: int = derived("train.seed", lambda get: get("train.seed"), at_least=0)
+    """Seed of the order in which the training text is read."""
+    cache_dir: str = ".cache"
+    """Where downloads are kept. Says where, not what: no part of the config's identity."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.source == "files" and not self.paths:
+            yield Problem("data.paths", "the source 'files' needs at least one file, folder or glob here")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The decoder's size."""
+
+    num_layers: int = setting(6, at_least=1)
+    """Transformer blocks."""
+    d_model: int = setting(256, at_least=1)
+    """Width of the residual stream."""
+    num_heads: int = setting(4, at_least=1)
+    """Attention heads; they share the width evenly."""
+    max_positions: int = setting(256, at_least=2)
+    """Longest piece of text that the model can see at once, in tokens."""
+    dropout: float = setting(0.0, at_least=0.0, below=1.0)
+    """Share of activations dropped in training, in the embedding, the attention and both residual branches."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.d_model % self.num_heads:
+            near = [heads for heads in range(1, self.d_model + 1) if self.d_model % heads == 0]
+            best = min(near, key=lambda heads: abs(heads - self.num_heads))
+            yield Problem(
+                "model.num_heads",
+                f"must divide model.d_model = {self.d_model}, got {self.num_heads}; the nearest that does is {best}",
+            )
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """What one update is computed on."""
+
+    layout: Literal["windows", "token_budget"] = "windows"
+    """`windows`: random stretches of `block_size` tokens, wherever documents begin or end. `token_budget`: whole
+    documents one after the other until `tokens` tokens are filled; nothing attends across documents."""
+    block_size: int = setting(256, at_least=1, only=("batch.layout", "windows"))
+    """Input tokens of one window."""
+    batch_size: int = setting(32, at_least=1, only=("batch.layout", "windows"))
+    """Windows in one update."""
+    tokens: int = setting(8192, at_least=2, only=("batch.layout", "token_budget"))
+    """Input tokens in one update."""
+    micro_batches: int = setting(1, at_least=1)
+    """Forward and backward passes into which an update is split: more of them need less memory, and the
+    update stays the same."""
+
+    @property
+    def update_tokens(self) -> int:
+        """Input tokens of one update."""
+        return self.batch_size * self.block_size if self.layout == "windows" else self.tokens
+
+    def problems(self) -> Iterator[Problem]:
+        if self.layout == "windows" and self.micro_batches > self.batch_size:
+            yield Problem(
+                "batch.micro_batches",
+                f"cannot exceed the {self.batch_size} windows of batch.batch_size, got {self.micro_batches}",
+            )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How gradients become new weights."""
+
+    name: Literal["adamw"] = "adamw"
+    """AdamW; weight decay on matrices only."""
+    max_lr: float = setting(3e-4, above=0.0)
+    """Learning rate at the end of the warm-up."""
+    min_lr: float = derived("a tenth of optimizer.max_lr", lambda get: get("optimizer.max_lr") / 10, at_least=0.0)
+    """Learning rate at the end of the run."""
+    beta1: float = setting(0.9, at_least=0.0, below=1.0)
+    """Decay of the mean of gradients."""
+    beta2: float = setting(0.95, at_least=0.0, below=1.0)
+    """Decay of the mean of squared gradients."""
+    eps: float = setting(1e-8, above=0.0)
+    """Added to the root of the mean square."""
+    weight_decay: float = setting(0.1, at_least=0.0)
+    """Share of a matrix's weights, times the learning rate, that each update takes away."""
+    grad_clip: float = setting(1.0, at_least=0.0)
+    """Largest norm of the whole gradient; a larger one is scaled down to it. 0: no clipping."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.min_lr > self.max_lr:
+            yield Problem("optimizer.min_lr", f"must not exceed optimizer.max_lr = {self.max_lr}, got {self.min_lr}")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate from update to update."""
+
+    name: Literal["cosine", "wsd", "constant"] = "cosine"
+    """After the warm-up: `cosine` falls to min_lr over the whole run, `wsd` stays and falls linearly in the last
+    `decay_updates`, `constant` stays."""
+    warmup_updates: int = derived(
+        "2 % of train.updates, at least 1",
+        lambda get: min(max(1, round(0.02 * get("train.updates"))), get("train.updates") - 1),
+        at_least=0,
+    )
+    """Updates over which the learning rate rises linearly to max_lr. The first is never 0."""
+    decay_updates: int = derived(
+        "20 % of train.updates after the warm-up",
+        lambda get: min(round(0.2 * get("train.updates")), get("train.updates") - get("schedule.warmup_updates")),
+        at_least=0,
+        only=("schedule.name", "wsd"),
+    )
+    """Updates of the final fall."""
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """The arithmetic. Parameters, gradients and optimizer state are FP32 in every case."""
+
+    compute: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Type of the matrix products. `auto`: BF16 on GPUs that have it in hardware, FP16 with a loss scaler on
+    other CUDA GPUs, FP32 elsewhere."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, from which random start, and where."""
+
+    updates: int = setting(200, at_least=1)
+    """Optimizer steps."""
+    seed: int = setting(1337, at_least=0, below=2**63)
+    """Seed of initial weights and dropout; of the data's order too, unless data.order_seed says otherwise."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """`auto`: a CUDA GPU, else Apple's MPS, else the CPU."""
+    num_threads: int = setting(0, at_least=0, at_most=1024)
+    """CPU threads of one operation; 0: every CPU that the process may use. Another number changes the last bits."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """The measurement on held-back text: before the first update, after the last, and in between."""
+
+    every: int = setting(50, at_least=0)
+    """Updates between evaluations; 0: only before the first and after the last."""
+    tokens: int = setting(65536, at_least=2)
+    """The fixed validation set: at most so many tokens. A smaller set is the beginning of a larger one."""
+    pieces: Literal["documents", "windows"] = derived(
+        "windows for batch.layout windows, else documents",
+        lambda get: "windows" if get("batch.layout") == "windows" else "documents",
+    )
+    """How it is cut: each document for itself, or stretches of the joined text; at most model.max_positions long."""
+    batch_tokens: int = setting(8192, at_least=1)
+    """Tokens evaluated in one pass; memory, not results, up to rounding."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """States to resume from."""
+
+    every: int = setting(50, at_least=1)
+    """Updates between checkpoints. The last state is saved in every case."""
+    keep_last: int = setting(2, at_least=1)
+    """How many of the newest are kept."""
+    keep_best: bool = True
+    """Also save and keep the state with the lowest validation loss."""
+
+
+@dataclass(frozen=True)
+class MeasureConfig:
+    """What counts as the steady state when speed is measured."""
+
+    warmup_updates: int = setting(10, at_least=0)
+    """First updates of each process that are left out of tokens/s. Nothing to do with the learning rate."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run. Made by `resolve.resolve_config`, which fills in what follows from the rest."""
+
+    purpose: str
+    """What the experiment is for, in a sentence. No part of its identity."""
+    data: DataConfig
+    model: ModelConfig
+    batch: BatchConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    precision: PrecisionConfig
+    train: TrainConfig
+    eval: EvalConfig
+    checkpoint: CheckpointConfig
+    measure: MeasureConfig
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong within a concern, then between concerns; warnings are among them, marked so."""
+        for section in sections():
+            check = getattr(getattr(self, section), "problems", None)
+            if check is not None:
+                yield from check()
+        updates = self.train.updates
+        if self.batch.layout == "windows" and self.batch.block_size > self.model.max_positions:
+            yield Problem(
+                "batch.block_size",
+                f"must not exceed model.max_positions = {self.model.max_positions}, got {self.batch.block_size}",
+            )
+        if self.schedule.warmup_updates >= updates and self.schedule.warmup_updates > 0:
+            yield Problem(
+                "schedule.warmup_updates",
+                f"must be smaller than train.updates = {updates}, got {self.schedule.warmup_updates}",
+            )
+        if self.schedule.name == "wsd" and self.schedule.warmup_updates + self.schedule.decay_updates > updates:
+            yield Problem(
+                "schedule.decay_updates",
+                f"warm-up ({self.schedule.warmup_updates}) and decay ({self.schedule.decay_updates}) together must "
+                f"fit into train.updates = {updates}",
+            )
+        if self.checkpoint.every > updates:
+            yield Problem(
+                "checkpoint.every",
+                f"{self.checkpoint.every} is more than the {updates} updates of the run: only its last state will be "
+                "saved, and a run that is killed starts from its beginning",
+                is_fatal=False,
+            )
+        if self.eval.every > updates:
+            yield Problem(
+                "eval.every",
+                f"{self.eval.every} is more than the {updates} updates of the run: it is evaluated only before and "
+                "after",
+                is_fatal=False,
+            )
+
+
+def sections() -> dict[str, type]:
+    """The concerns of a config: the name of each and its dataclass."""
+    return {
+        "data": DataConfig,
+        "model": ModelConfig,
+        "batch": BatchConfig,
+        "optimizer": OptimizerConfig,
+        "schedule": ScheduleConfig,
+        "precision": PrecisionConfig,
+        "train": TrainConfig,
+        "eval": EvalConfig,
+        "checkpoint": CheckpointConfig,
+        "measure": MeasureConfig,
+    }
+
+
+def fields_by_key() -> dict[str, dataclasses.Field[Any]]:
+    """Every setting of a config by its dotted name, such as `optimizer.max_lr`, in the order of declaration."""
+    found: dict[str, dataclasses.Field[Any]] = {}
+    for section, cls in sections().items():
+        for one in dataclasses.fields(cls):
+            found[f"{section}.{one.name}"] = one
+    return found
+
+
+def values_of(config: Config) -> dict[str, Any]:
+    """The resolved values as nested plain dictionaries, ready for JSON."""
+    values = dataclasses.asdict(config)
+    values["data"]["paths"] = list(config.data.paths)
+    return values
+
+
+def identified_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a config's values that its identity is made of: all but the words and the places."""
+    data = {name: value for name, value in values["data"].items() if name != "cache_dir"}
+    return {**{name: value for name, value in values.items() if name != "purpose"}, "data": data}

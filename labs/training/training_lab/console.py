@@ -1,0 +1,266 @@
+"""What the person sees while a run goes: a live line on a terminal, plain lines elsewhere, JSON for programs.
+
+All three are fed the same finished values and change nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from training_lab.record import RunFolder
+from training_lab.tracking import Row
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+class Console(Protocol):
+    """Where finished values are shown."""
+
+    def begin(self, facts: dict[str, Any], command: str) -> None:
+        """Before the first update: what will be trained, and the command that continues it."""
+
+    def row(self, row: Row) -> None:
+        """A row of the metrics, just made."""
+
+    def warn(self, message: str) -> None:
+        """Something that the person should know and that stops nothing."""
+
+    def end(self, summary: dict[str, Any], folder: RunFolder, command: str) -> None:
+        """After the last update."""
+
+
+def make_console(as_json: bool) -> Console:
+    """The console for this process's output."""
+    if as_json:
+        return JsonConsole()
+    return LiveConsole() if sys.stdout.isatty() else PlainConsole()
+
+
+class JsonConsole:
+    """One JSON object a line on standard output: the rows of the metrics between `begin` and `end`."""
+
+    def begin(self, facts: dict[str, Any], command: str) -> None:
+        self.row({"kind": "begin", **facts, "continue_with": command})
+
+    def row(self, row: Row) -> None:
+        print(json.dumps(row, ensure_ascii=False, allow_nan=False), flush=True)
+
+    def warn(self, message: str) -> None:
+        self.row({"kind": "warning", "message": message})
+
+    def end(self, summary: dict[str, Any], folder: RunFolder, command: str) -> None:
+        self.row({"kind": "end", "folder": str(folder.path), **summary})
+
+
+class PlainConsole:
+    """Lines for files and pipes: each update of a short run, about every twentieth part of a long one."""
+
+    def __init__(self) -> None:
+        self.line = Progress()
+
+    def begin(self, facts: dict[str, Any], command: str) -> None:
+        self.line.begin(facts)
+        for text in opening_lines(facts, command):
+            self.print(text)
+
+    def row(self, row: Row) -> None:
+        self.line.take(row)
+        every = max(1, self.line.updates // 20)
+        if row["kind"] == "update" and (row["update"] % every == 0 or row["update"] == self.line.first_update):
+            self.print(self.line.text())
+        elif row["kind"] == "evaluation":
+            self.print(f"update {row['update']:>6}  val_loss {number(row['val_loss'])}")
+        elif row["kind"] == "event" and row["event"] in ("checkpoint", "failure"):
+            self.print(event_text(row))
+
+    def warn(self, message: str) -> None:
+        self.print(f"warning: {message}")
+
+    def end(self, summary: dict[str, Any], folder: RunFolder, command: str) -> None:
+        for text in closing_lines(summary, folder, command, self.line.losses):
+            self.print(text)
+
+    def print(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class LiveConsole(PlainConsole):
+    """A progress bar with the latest figures, and above it what should stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console as RichConsole
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        self.rich = RichConsole(highlight=False)
+        columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[figures]}")]
+        self.bar = RichProgress(*columns, TimeElapsedColumn(), console=self.rich, transient=True)
+
+    def begin(self, facts: dict[str, Any], command: str) -> None:
+        super().begin(facts, command)
+        done = facts["continues_after_update"] or 0
+        self.task = self.bar.add_task("", total=facts["updates"], completed=done, figures="")
+        self.bar.start()
+
+    def row(self, row: Row) -> None:
+        self.line.take(row)
+        if row["kind"] == "update":
+            description = f"{row['update']}/{self.line.updates}"
+            self.bar.update(self.task, completed=row["update"], description=description, figures=self.line.figures())
+        elif row["kind"] == "evaluation":
+            self.print(f"update {row['update']:>6}  val_loss {number(row['val_loss'])}")
+        elif row["kind"] == "event" and row["event"] in ("checkpoint", "failure"):
+            self.print(event_text(row))
+
+    def end(self, summary: dict[str, Any], folder: RunFolder, command: str) -> None:
+        self.bar.stop()
+        super().end(summary, folder, command)
+
+    def print(self, text: str) -> None:
+        self.rich.print(text, markup=False, soft_wrap=True)
+
+
+class Progress:
+    """The latest figures of a run as it goes."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self.first_update = 1
+        self.losses: list[float] = []
+        self.row: Row = {}
+        self.val_loss: float | None = None
+        self._done = 0
+        self._tokens_per_s = 0.0
+        self._began = time.monotonic()
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        self.updates = facts["updates"]
+        self.first_update = (facts["continues_after_update"] or 0) + 1
+
+    def take(self, row: Row) -> None:
+        if row["kind"] == "evaluation":
+            self.val_loss = row["val_loss"]
+        elif row["kind"] == "update":
+            if not self._done:
+                self._began = time.monotonic() - row["seconds"]
+            self._done += 1
+            self.row = row
+            self.losses.append(row["loss"])
+            latest = row["target_tokens"] / row["seconds"]
+            self._tokens_per_s = latest if self._done == 1 else 0.8 * self._tokens_per_s + 0.2 * latest
+
+    def seconds_left(self) -> float:
+        """What the rest of the run takes if it goes on as it went in this process."""
+        left: int = self.updates - self.row["update"]
+        return (time.monotonic() - self._began) / self._done * left
+
+    def text(self) -> str:
+        return f"update {self.row['update']:>6}  {self.figures()}"
+
+    def figures(self) -> str:
+        row = self.row
+        val = f"  val {self.val_loss:.4f}" if self.val_loss is not None else ""
+        norm = "overflow" if row["grad_norm"] is None else f"{row['grad_norm']:.3f}"
+        return (
+            f"loss {row['loss']:.4f}{val}  lr {row['lr']:.3g}  grad_norm {norm}  "
+            f"{self._tokens_per_s:,.0f} tokens/s  {duration(self.seconds_left())} left"
+        )
+
+
+def opening_lines(facts: dict[str, Any], command: str) -> Iterable[str]:
+    """What is about to be trained, in a few lines."""
+    if facts["continues_after_update"] is None:
+        yield f"Run {facts['run']}"
+    else:
+        yield f"Continuing run {facts['run']} from update {facts['continues_after_update'] + 1}"
+    if facts["purpose"]:
+        yield f"  {facts['purpose']}"
+    for message in facts["damaged_checkpoints"]:
+        yield f"warning: {message}; set aside, an older one is used"
+    for message in facts["warnings"]:
+        yield f"warning: {message}"
+    yield f"  model      {facts['parameters']:,} parameters, vocabulary {facts['vocab_size']:,}"
+    yield (
+        f"  data       {facts['source']}, {facts['tokenizer']} tokens: {facts['train_tokens']:,} in "
+        f"{facts['train_documents']:,} documents to train on, {facts['val_target_tokens']:,} held back to measure on"
+    )
+    yield f"  training   {facts['updates']:,} updates of {facts['tokens_per_update']:,} tokens"
+    yield f"  device     {facts.get('gpu', facts['device'])} ({facts['device_reason']}), {facts['num_threads']} threads"
+    yield f"  precision  {facts['compute']} ({facts['compute_reason']})"
+    yield f"  expected loss before training: {facts['expected_initial_loss']:.4f} (ln V + d·0.02²/2)"
+    yield f"  saved every {facts['checkpoint_every']:,} updates and at the end, in {facts['folder']}"
+    yield f"  if it is stopped, this continues it: {command}"
+
+
+def closing_lines(summary: dict[str, Any], folder: RunFolder, command: str, losses: list[float]) -> Iterable[str]:
+    """What came out, and what to do next."""
+    yield ""
+    done, planned = summary["updates"], summary["planned_updates"]
+    yield f"Run {folder.run_id}: {summary['state']} after {done:,} of {planned:,} updates"
+    if "failure" in summary:
+        yield f"  {summary['failure']['message']}"
+    initial = summary["initial_loss"]
+    if initial["is_plausible"] is False:
+        yield (
+            f"warning: the loss before training was {initial['measured']:.4f}, expected {initial['expected']:.4f}: "
+            "likely a bug in the model, its initialisation or the labels"
+        )
+    for name, label in (("loss", "training loss"), ("val_loss", "validation loss")):
+        if summary[name]["first"] is not None:
+            yield f"  {label:<15}  {number(summary[name]['first'])} → {number(summary[name]['last'])}"
+    if len(losses) > 1:
+        yield f"  {'':<15}  {sparkline(losses)}"
+    speed, measured = summary["throughput"]["target_tokens_per_s"], summary["throughput"]["measured_updates"]
+    figure = f"{speed:,.0f} target tokens/s over {measured} updates" if speed else "not measured: too few updates"
+    yield f"  speed            {figure}"
+    if summary["peak_memory"]["bytes"]:
+        yield f"  peak memory      {summary['peak_memory']['bytes'] / 2**20:,.0f} MiB"
+    yield f"  elapsed          {duration(summary['elapsed_s'])}"
+    yield f"  folder           {folder.path}"
+    yield "Next:"
+    if summary["state"] == "finished":
+        yield f"  python -m training_lab verify {shown(folder)}"
+        yield f"  python -m training_lab sample {shown(folder)} --prompt 'import '"
+    else:
+        yield f"  {command}"
+
+
+def shown(folder: RunFolder) -> str:
+    """A run as it is typed: by its id where that is enough."""
+    return folder.run_id if folder.path.parent == Path(".runs") else str(folder.path)
+
+
+def event_text(row: Row) -> str:
+    """An event in a line."""
+    if row["event"] == "checkpoint":
+        return f"update {row['update']:>6}  saved {row['path']}"
+    return f"{row['state']}: {row['message']}"
+
+
+def number(value: float | None) -> str:
+    """A loss, or that it was not finite."""
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 7s, 3m05s or 2h07m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def sparkline(values: list[float], width: int = 60) -> str:
+    """A curve in a line of text; a long one is thinned to means of neighbours."""
+    count = min(width, len(values))
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    return "".join(SPARKS[round((v - low) / (high - low or 1) * (len(SPARKS) - 1))] for v in means)

@@ -1,0 +1,272 @@
+"""The training loop, whole and in view: take a batch, move it, forward, backward, clip, step, record, evaluate, save.
+
+`update = k` means k completed updates. Everything that an update reads or changes is in a `Trainer`; everything that
+observes it receives finished values.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from training_lab.checkpoint import list_checkpoints, remove_old, save_checkpoint, weights_sha256
+from training_lab.config import Config
+from training_lab.data.batches import Batch, make_batch, split_pieces
+from training_lab.data.dataset import Dataset
+from training_lab.data.layout import Pieces
+from training_lab.errors import LabError, UserError
+from training_lab.evaluate import evaluate
+from training_lab.loss import chunked_loss
+from training_lab.model import Decoder, initialise
+from training_lab.optim import make_optimizer, restore_optimizer, set_learning_rate
+from training_lab.precision import Hardware
+from training_lab.randomness import global_streams, restore_global_streams, seed_global_streams
+from training_lab.record import CHECKPOINTS, RunFolder
+from training_lab.schedule import learning_rate
+from training_lab.stopping import StopRequest
+from training_lab.tracking import Recorder, Row
+
+
+class NonFiniteError(LabError):
+    """A loss or gradient that is not a number. Nothing was changed by the update that made it."""
+
+    def __init__(self, message: str, facts: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+
+@dataclass
+class Progress:
+    """How far a run is. Belongs to the last update that was trained."""
+
+    update: int = 0
+    target_tokens: int = 0
+    evaluated_update: int = -1
+    """The last update after which the validation loss was measured; −1 before the first time."""
+    best_update: int = -1
+    best_val_loss: float = math.inf
+
+
+@dataclass
+class Trainer:
+    """Everything that an update reads or changes."""
+
+    config: Config
+    hardware: Hardware
+    dataset: Dataset
+    model: Decoder
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    progress: Progress
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, as tensors and plain types."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "random": global_streams(),
+            "sampler": {"plan": self.dataset.plan, "next_update": self.progress.update + 1},
+            "progress": asdict(self.progress),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint's state. Raises UserError if it belongs to other data or another model."""
+        if state["sampler"]["plan"] != self.dataset.plan:
+            raise UserError("the checkpoint was trained on other data: its plan is not that of this config")
+        check_shapes(self.model, state["model"])
+        self.model.load_state_dict(state["model"])
+        restore_optimizer(self.optimizer, state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        restore_global_streams(state["random"])
+        self.progress = Progress(**state["progress"])
+
+
+def make_trainer(config: Config, hardware: Hardware, dataset: Dataset) -> Trainer:
+    """The state before the first update: the same for the same config, whatever the process did before."""
+    model = Decoder(config.model, dataset.tokenizer.vocab_size)
+    initialise(model, config.train.seed)
+    model.to(hardware.device).train()
+    seed_global_streams(config.train.seed)
+    optimizer = make_optimizer(model, config.optimizer)
+    return Trainer(config, hardware, dataset, model, optimizer, hardware.make_scaler(), Progress())
+
+
+def check_shapes(model: Decoder, saved: dict[str, torch.Tensor]) -> None:
+    """Raises UserError if saved weights are not of this model, naming the vocabulary if that is why."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    if wanted == given:
+        return
+    name = next(n for n in [*wanted, *given] if wanted.get(n) != given.get(n))
+    if name == "token_embedding.weight" and name in given:
+        message = f"the checkpoint's vocabulary has {given[name][0]} tokens, the config's tokenizer {wanted[name][0]}"
+    else:
+        message = f"the checkpoint is of another model: {name} is {given.get(name)} there, {wanted.get(name)} here"
+    raise UserError(message)
+
+
+def train(
+    trainer: Trainer, folder: RunFolder, recorder: Recorder, stop: StopRequest, segment: int, stop_after: int | None
+) -> str:
+    """Trains to the end of the config, or until it is told to stop. Returns the state in which the run is left.
+
+    Raises NonFiniteError before an optimizer step with a loss or gradient that is not a number.
+    """
+    config, progress = trainer.config, trainer.progress
+    while True:
+        is_last = progress.update == config.train.updates
+        if not stop.requested and is_due(config.eval.every, progress.update, is_last):
+            measure(trainer, recorder)
+        is_stop = stop.requested or progress.update == stop_after
+        is_best = config.checkpoint.keep_best and progress.best_update == progress.update > 0
+        if is_last or is_stop or is_best or is_due(config.checkpoint.every, progress.update, is_last):
+            save(trainer, folder, recorder)
+        if is_last:
+            return "finished"
+        if is_stop:
+            return stop.state()
+        row = train_update(trainer)
+        recorder.log({**row, "segment": segment})
+
+
+def is_due(every: int, update: int, is_last: bool) -> bool:
+    """Whether something that happens every so many updates (0: only first and last) happens after this one."""
+    return is_last or update == 0 or (every > 0 and update % every == 0)
+
+
+def train_update(trainer: Trainer) -> Row:
+    """Makes one update and returns its row. Raises NonFiniteError instead of stepping on what is not a number."""
+    config, optimizer, scaler = trainer.config, trainer.optimizer, trainer.scaler
+    update = trainer.progress.update + 1
+    started = time.perf_counter()
+
+    pieces = trainer.dataset.pieces_of_update(update)
+    num_targets = int(pieces.num_targets.sum())
+    parts = list(split_pieces(pieces, config.batch.micro_batches))
+
+    lr = learning_rate(config, update)
+    set_learning_rate(optimizer, lr)
+    optimizer.zero_grad(set_to_none=True)
+    losses = []
+    for part in parts:
+        micro_batch = make_batch(trainer.dataset.train, part).to(trainer.hardware.device)
+        losses.append(forward_backward(trainer, micro_batch, num_targets))
+
+    scaler.unscale_(optimizer)
+    max_norm = config.optimizer.grad_clip or math.inf
+    grad_norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), max_norm).item()
+    micro_losses = [loss.item() for loss in losses]
+    is_overflow = math.isinf(grad_norm) and scaler.is_enabled() and scaler.get_scale() > 1
+    if not is_overflow:
+        refuse_non_finite(trainer, update, parts, micro_losses, grad_norm, lr)
+    scaler.step(optimizer)  # with a scaler at work, an overflow skips the step and lowers the scale
+    scaler.update()
+    seconds = time.perf_counter() - started
+
+    trainer.progress.update = update
+    trainer.progress.target_tokens += num_targets
+    return {
+        "kind": "update",
+        "update": update,
+        "loss": math.fsum(micro_losses),
+        "lr": lr,
+        "grad_norm": None if is_overflow else grad_norm,
+        "target_tokens": num_targets,
+        "input_tokens": int(pieces.lengths.sum()),
+        "seconds": seconds,
+        "batch_sha256": make_batch(trainer.dataset.train, pieces).sha256(),
+    }
+
+
+def forward_backward(trainer: Trainer, micro_batch: Batch, num_targets: int) -> torch.Tensor:
+    """Adds a micro-batch's gradient. Returns its share of the update's loss: its sum over the update's targets."""
+    if micro_batch.num_target_tokens == 0:
+        return torch.zeros(())
+    with trainer.hardware.autocast():
+        hidden_Td = trainer.model(micro_batch.tokens_T, micro_batch.positions_T, micro_batch.cu_seqlens)
+        loss = chunked_loss(hidden_Td, trainer.model.head_Vd, micro_batch.labels_T) / num_targets
+    trainer.scaler.scale(loss).backward()
+    return loss.detach()
+
+
+def refuse_non_finite(
+    trainer: Trainer, update: int, parts: list[Pieces], micro_losses: list[float], grad_norm: float, lr: float
+) -> None:
+    """Raises NonFiniteError if a loss or the gradient is not a number, with where it came from."""
+    broken = [number for number, loss in enumerate(micro_losses) if not math.isfinite(loss)]
+    if not broken and math.isfinite(grad_norm):
+        return
+    number = broken[0] if broken else None
+    pieces = parts[number or 0]
+    stream = trainer.dataset.train
+    names: list[str] = []
+    for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
+        names += [name for name in stream.documents_between(start, start + length) if name not in names]
+    facts = {
+        "update": update,
+        "micro_batch": None if number is None else number + 1,
+        "num_micro_batches": len(parts),
+        "loss": str(math.fsum(micro_losses) if not broken else micro_losses[broken[0]]),
+        "grad_norm": str(grad_norm),
+        "lr": lr,
+        "documents": names[:5],
+        "num_documents": len(names),
+    }
+    place = f"micro-batch {facts['micro_batch']} of {len(parts)}" if broken else "its gradient"
+    raise NonFiniteError(
+        f"update {update}: not finite in {place}: loss {facts['loss']}, grad_norm {grad_norm}, lr {lr:.3g}; documents: "
+        f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}. The optimizer step was not made. "
+        "Lower optimizer.max_lr, lengthen schedule.warmup_updates, or look at the documents.",
+        facts,
+    )
+
+
+def measure(trainer: Trainer, recorder: Recorder) -> None:
+    """Measures the validation loss after the present update, once."""
+    progress, config = trainer.progress, trainer.config
+    if progress.evaluated_update == progress.update:
+        return
+    result = evaluate(trainer.model, trainer.dataset.validation, trainer.hardware, config.eval.batch_tokens)
+    progress.evaluated_update = progress.update
+    if result.loss < progress.best_val_loss:
+        progress.best_update, progress.best_val_loss = progress.update, result.loss
+    recorder.log(
+        {
+            "kind": "evaluation",
+            "update": progress.update,
+            "val_loss": result.loss if math.isfinite(result.loss) else None,
+            "target_tokens": result.target_tokens,
+            "seconds": result.seconds,
+        }
+    )
+
+
+def save(trainer: Trainer, folder: RunFolder, recorder: Recorder) -> None:
+    """Saves the present state, unless it was saved already; then removes what need not be kept.
+
+    The rows so far reach the disk first, so that a checkpoint never knows of an update that the metrics do not.
+    """
+    progress, checkpoints = trainer.progress, folder.file(CHECKPOINTS)
+    newest = next(iter(list_checkpoints(checkpoints)), None)
+    if progress.update == 0 or (newest is not None and newest.update == progress.update):
+        return
+    started = time.perf_counter()
+    facts = {
+        "metrics_lines": recorder.sync(),
+        "val_loss": progress.best_val_loss if progress.best_update == progress.update else None,
+        "weights_sha256": weights_sha256(trainer.model),
+    }
+    checkpoint = save_checkpoint(checkpoints, progress.update, trainer.state(), facts)
+    best = progress.best_update if trainer.config.checkpoint.keep_best else None
+    remove_old(checkpoints, trainer.config.checkpoint.keep_last, best)
+    recorder.event(
+        "checkpoint",
+        update=progress.update,
+        path=checkpoint.path.relative_to(folder.path).as_posix(),
+        seconds=time.perf_counter() - started,
+    )

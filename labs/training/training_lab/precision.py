@@ -1,0 +1,91 @@
+"""Which device computes, in which arithmetic, and why. Decided once, at the start, and recorded."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from training_lab.config import Config
+from training_lab.errors import UserError
+from training_lab.provenance import usable_cpus
+
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The device and arithmetic of a run, each with the reason for it."""
+
+    device: torch.device
+    device_reason: str
+    compute: str
+    compute_reason: str
+    num_threads: int
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Matrix products in the chosen type; parameters stay FP32."""
+        return torch.autocast(self.device.type, dtype=TYPES[self.compute], enabled=self.compute != "fp32")
+
+    def make_scaler(self) -> torch.amp.GradScaler:
+        """The loss scaler: at work for FP16, and passing everything through otherwise."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.compute == "fp16")
+
+    def describe(self) -> dict[str, Any]:
+        """What the record says of it."""
+        facts: dict[str, Any] = {
+            "device": str(self.device),
+            "device_reason": self.device_reason,
+            "compute": self.compute,
+            "compute_reason": self.compute_reason,
+            "num_threads": self.num_threads,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+        }
+        if self.device.type == "cuda":
+            facts["gpu"] = torch.cuda.get_device_name(self.device)
+            facts["cudnn"] = torch.backends.cudnn.version()
+        return facts
+
+
+def choose_hardware(config: Config) -> Hardware:
+    """Decides device, arithmetic and threads, and sets the threads. Raises UserError for what is not there.
+
+    The number of threads is set here whatever the environment says, because it decides the last bits of results.
+    """
+    device, device_reason = choose_device(config.train.device)
+    compute, compute_reason = choose_compute(config.precision.compute, device)
+    num_threads = config.train.num_threads or usable_cpus()
+    torch.set_num_threads(num_threads)
+    return Hardware(device, device_reason, compute, compute_reason, num_threads)
+
+
+def choose_device(wanted: str) -> tuple[torch.device, str]:
+    """The device for `train.device`, and the reason."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted == "auto":
+        kind = next(kind for kind, is_there in available.items() if is_there)
+        reason = "no GPU that torch can use" if kind == "cpu" else f"the first of cuda, mps, cpu that is there: {kind}"
+        return torch.device(kind), reason
+    if not available[wanted]:
+        there = ", ".join(kind for kind, is_there in available.items() if is_there)
+        raise UserError(f"train.device: {wanted} is not available to torch {torch.__version__} here; there is: {there}")
+    return torch.device(wanted), "asked for by train.device"
+
+
+def choose_compute(wanted: str, device: torch.device) -> tuple[str, str]:
+    """The arithmetic for `precision.compute` on a device, and the reason."""
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if wanted == "bf16" and device.type == "cuda" and not has_bf16:
+        raise UserError("precision.compute: this GPU has no BF16 in hardware; use fp16 or fp32")
+    if wanted == "fp16" and device.type == "mps":
+        raise UserError(
+            "precision.compute: fp16 needs a loss scaler, which torch does not have for MPS; use bf16 or fp32"
+        )
+    if wanted != "auto":
+        return wanted, "asked for by precision.compute"
+    if device.type != "cuda":
+        return "fp32", f"exact, and what the device {device.type} is best at"
+    return ("bf16", "the GPU has BF16 in hardware") if has_bf16 else ("fp16", "the GPU has no BF16 in hardware")

@@ -1,0 +1,46 @@
+"""The command `eval`: a checkpoint's validation loss, measured again and compared with the record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from training_lab import record
+from training_lab.data.dataset import prepare_dataset
+from training_lab.errors import UserError
+from training_lab.evaluate import evaluate
+from training_lab.record import RunFolder
+from training_lab.restored import restore_model
+from training_lab.tracking import read_metrics, rows_of_kind
+
+
+def evaluate_run(folder: RunFolder, update: int | None) -> dict[str, Any]:
+    """Measures a checkpoint again, and compares with what the run recorded. Raises UserError if the data changed."""
+    restored = restore_model(folder, update)
+    dataset = prepare_dataset(restored.resolved.config)
+    recorded_data = folder.read_json(record.DATA_MANIFEST)["validation"]["identity"]
+    if dataset.validation.identity != recorded_data:
+        raise UserError(
+            f"{folder.path}: its validation set cannot be built again: identity {dataset.validation.identity[:12]}…, "
+            f"was {recorded_data[:12]}…; `verify` names what changed"
+        )
+    result = evaluate(restored.model, dataset.validation, restored.hardware, restored.resolved.config.eval.batch_tokens)
+    update = restored.checkpoint.update
+    evaluations = rows_of_kind(read_metrics(folder.file(record.METRICS)), "evaluation")
+    recorded = next((row["val_loss"] for row in evaluations if row["update"] == update), None)
+    comparison = (
+        "not measured then"
+        if recorded is None
+        else "as recorded"
+        if recorded == result.loss
+        else f"recorded: {recorded:.6f}"
+    )
+    return {
+        "run": folder.run_id,
+        "update": update,
+        "val_loss": result.loss,
+        "target_tokens": result.target_tokens,
+        "validation_identity": dataset.validation.identity,
+        "recorded_val_loss": recorded,
+        "is_as_recorded": None if recorded is None else recorded == result.loss,
+        "comparison": comparison,
+    }

@@ -1,0 +1,393 @@
+"""From config files and `--set` to one checked `Config`, with the origin of each value.
+
+The order, later over earlier: a field's default, the file at the end of the `extends` chain, ..., the file that was
+named, `--set` from left to right; then what follows from other values. Whatever is wrong is said with the file, the
+key's whole path and the nearest valid one, before anything else happens. Standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import operator
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from training_lab.config import Config, Derived, fields_by_key, identified_values, sections, values_of
+from training_lab.errors import UserError
+from training_lab.identity import identity_of, sha256_of_bytes
+
+EXPERIMENTS = Path(__file__).resolve().parent.parent / "experiments"
+SUFFIXES = (".json", ".yaml", ".yml")
+
+
+class ConfigFile(NamedTuple):
+    """A config file as it was read."""
+
+    label: str
+    sha256: str
+
+
+class Resolved(NamedTuple):
+    """A config, its name, and where everything in it came from."""
+
+    name: str
+    config: Config
+    origins: dict[str, str]
+    files: list[ConfigFile]
+    arguments: tuple[str, ...]
+    """What to write after `train` to mean this config again."""
+
+    @property
+    def identity(self) -> str:
+        """The hash of the resolved values: equal configs have equal identities, however they were written."""
+        return identity_of(identified_values(values_of(self.config)))
+
+    def record(self) -> dict[str, Any]:
+        """What `config.json` of a run holds; `config_from_record` reads it back."""
+        return {
+            "name": self.name,
+            "identity": self.identity,
+            "arguments": list(self.arguments),
+            "files": [file._asdict() for file in self.files],
+            "values": values_of(self.config),
+            "origins": self.origins,
+        }
+
+    def warnings(self) -> list[str]:
+        """What works but is likely not what was meant: values that have no effect, intervals too long."""
+        found = [f"{p.key}: {p.message}" for p in self.config.problems() if not p.is_fatal]
+        values = flatten(values_of(self.config))
+        for key, one in fields_by_key().items():
+            only = one.metadata.get("only")
+            is_chosen = not self.origins[key].startswith(("default", "derived"))
+            if only and is_chosen and values[only[0]] != only[1]:
+                found.append(f"{key}: has no effect, because {only[0]} is {values[only[0]]!r} and not {only[1]!r}")
+        return found
+
+
+class Entry(NamedTuple):
+    """A value as somebody wrote it, and where."""
+
+    value: Any
+    origin: str
+
+
+def resolve_config(name_or_file: str, overrides: Iterable[str] = ()) -> Resolved:
+    """The config named `name_or_file` (`smoke`, or a path), changed by `overrides` such as `train.seed=1`.
+
+    Raises UserError for anything that is wrong with it.
+    """
+    path = find_config(name_or_file)
+    files, entries = read_chain(path)
+    arguments = ["--config", name_or_file]
+    for override in overrides:
+        entries.update(read_override(override))
+        arguments += ["--set", override]
+    config, origins = build(entries)
+    return Resolved(path.stem, config, origins, files, tuple(arguments))
+
+
+def config_from_record(record: Mapping[str, Any], label: str) -> Resolved:
+    """The config of a run's `config.json`. Raises UserError if it is not one that this version understands."""
+    try:
+        entries = {key: Entry(value, label) for key, value in flatten(record["values"]).items()}
+        config, _ = build(entries)
+        files = [ConfigFile(**file) for file in record["files"]]
+        resolved = Resolved(str(record["name"]), config, dict(record["origins"]), files, tuple(record["arguments"]))
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{label}: not the record of a config ({error})") from error
+    if resolved.identity != record["identity"]:
+        raise UserError(f"{label}: its values do not have the identity that is written in it; it was changed")
+    return resolved
+
+
+def find_config(name_or_file: str) -> Path:
+    """The file that a name or path stands for: a path as it is, a name among the experiments."""
+    direct = Path(name_or_file)
+    if direct.suffix in SUFFIXES or direct.parent != Path():
+        if direct.is_file():
+            return direct
+        raise UserError(f"{name_or_file}: no such config file")
+    for suffix in SUFFIXES:
+        candidate = EXPERIMENTS / (name_or_file + suffix)
+        if candidate.is_file():
+            return candidate
+    known = sorted({p.stem for p in EXPERIMENTS.glob("*") if p.suffix in SUFFIXES})
+    raise UserError(
+        f"--config {name_or_file}: no such experiment{nearest(name_or_file, known)}; there are: {', '.join(known)}"
+    )
+
+
+def read_chain(path: Path) -> tuple[list[ConfigFile], dict[str, Entry]]:
+    """The files from `path` down its `extends` chain, and their values with the nearest file's on top."""
+    files: list[ConfigFile] = []
+    layers: list[dict[str, Entry]] = []
+    seen: set[Path] = set()
+    following: Path | None = path
+    while following is not None:
+        if following.resolve() in seen:
+            raise UserError(f"{label_of(path)}: extends: goes in a circle through {label_of(following)}")
+        seen.add(following.resolve())
+        label = label_of(following)
+        content, values = read_mapping(following)
+        files.append(ConfigFile(label, sha256_of_bytes(content)))
+        base = values.pop("extends", None)
+        layers.append(entries_of(values, label))
+        following = None if base is None else base_path(following, base)
+    merged: dict[str, Entry] = {}
+    for layer in reversed(layers):
+        merged.update(layer)
+    return files, merged
+
+
+def label_of(path: Path) -> str:
+    """How a file is named to people: from the current directory, or from the experiments' folder, if it is there."""
+    resolved = path.resolve()
+    for base in (Path.cwd(), EXPERIMENTS.parent):
+        try:
+            return resolved.relative_to(base).as_posix()
+        except ValueError:
+            continue
+    return path.as_posix()
+
+
+def base_path(path: Path, base: Any) -> Path:
+    """The file that `extends: base` in the file `path` means: beside it, or an experiment's name."""
+    if not isinstance(base, str):
+        raise UserError(f"{label_of(path)}: extends: must be a name or a path, got {show(base)}")
+    beside = path.parent / base
+    candidates = [beside] if beside.suffix in SUFFIXES else [Path(f"{beside}{suffix}") for suffix in SUFFIXES]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    try:
+        return find_config(base)
+    except UserError as error:
+        raise UserError(
+            f"{label_of(path)}: extends: {base!r}: no such config beside it or among the experiments"
+        ) from error
+
+
+def read_mapping(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """The bytes and the top mapping of a JSON or YAML file, with duplicated keys refused."""
+    label = label_of(path)
+    try:
+        content = path.read_bytes()
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{label}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{label}: byte {error.start}: not UTF-8; save the file as UTF-8") from error
+    values = parse_json(text, label) if path.suffix == ".json" else parse_yaml(text, label)
+    if not isinstance(values, dict):
+        raise UserError(f"{label}: must hold an object of settings, got {show(values)}")
+    return content, values
+
+
+def parse_json(text: str, label: str) -> Any:
+    """JSON with neither duplicated keys nor NaN."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise UserError(f"{label}: {key}: written twice in the same object; keep one of them")
+            found[key] = value
+        return found
+
+    def refuse(constant: str) -> Any:
+        raise UserError(f"{label}: {constant} is not a number that a setting can have")
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{label}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
+
+
+def parse_yaml(text: str, label: str) -> Any:
+    """YAML with duplicated keys refused, where PyYAML is installed."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise UserError(
+            f"{label}: reading YAML needs PyYAML (pip install pyyaml); or write the config as JSON"
+        ) from error
+
+    class UniqueKeyLoader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys: set[Any] = set()
+            for key_node, _ in node.value:
+                if key_node.value in keys:
+                    line = key_node.start_mark.line + 1
+                    raise UserError(
+                        f"{label}:{line}: {key_node.value}: written twice in the same mapping; keep one of them"
+                    )
+                keys.add(key_node.value)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{label}:{mark.line + 1}:{mark.column + 1}" if mark else label
+        raise UserError(f"{place}: not valid YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{label}: not valid YAML: {error}") from error
+
+
+def read_override(text: str) -> dict[str, Entry]:
+    """One `--set key=value`; the value is JSON, or else text."""
+    key, equals, written = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set {text}: must look like optimizer.max_lr=1e-3")
+    try:
+        value = parse_json(written, f"--set {key}")
+    except UserError as error:
+        if not isinstance(error.__cause__, json.JSONDecodeError):
+            raise
+        value = written
+    nested: Any = value
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    return entries_of(nested, "--set")
+
+
+def entries_of(values: Mapping[str, Any], origin: str) -> dict[str, Entry]:
+    """Nested settings by dotted key. Raises UserError for one that does not exist."""
+    known = fields_by_key()
+    found: dict[str, Entry] = {}
+    for key, value in flatten(values).items():
+        section = key.partition(".")[0]
+        if key in known or key == "purpose":
+            found[key] = Entry(value, origin)
+        elif key in sections():
+            raise UserError(f"{origin}: {key}: must be an object of settings, got {show(value)}")
+        else:
+            name = key.rpartition(".")[2]
+            elsewhere = [candidate for candidate in known if candidate.rpartition(".")[2] == name]
+            if elsewhere:
+                raise UserError(
+                    f"{origin}: {key}: no setting of that name there; did you mean {' or '.join(elsewhere)}?"
+                )
+            pool = [k for k in known if k.startswith(section + ".")] if section in sections() else list(known)
+            raise UserError(f"{origin}: {key}: unknown key{nearest(key, [*pool, 'extends', 'purpose'])}")
+    return found
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`. An empty object has no keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if "." in str(key):
+            raise UserError(f"{prefix}{key}: a key holds no dot; write one object inside the other")
+        dotted = f"{prefix}{key}"
+        if isinstance(value, dict):
+            found.update(flatten(value, dotted + "."))
+        else:
+            found[dotted] = value
+    return found
+
+
+def build(entries: Mapping[str, Entry]) -> tuple[Config, dict[str, str]]:
+    """The config that `entries` describe, and the origin of each of its values."""
+    known = fields_by_key()
+    types = {section: typing.get_type_hints(cls) for section, cls in sections().items()}
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+
+    def value_of(key: str) -> Any:
+        if key not in values:
+            default = known[key].default
+            section, name = key.split(".")
+            if key in entries:
+                raw, origins[key] = entries[key]
+            elif isinstance(default, Derived):
+                raw, origins[key] = default.rule(value_of), f"derived: {default.says}"
+            else:
+                raw, origins[key] = default, "default"
+            values[key] = convert(raw, types[section][name], f"{origins[key]}: {key}")
+            check_limits(values[key], known[key].metadata, f"{origins[key]}: {key}")
+        return values[key]
+
+    by_section: dict[str, Any] = {}
+    for section, cls in sections().items():
+        names = [one.name for one in dataclasses.fields(cls)]
+        by_section[section] = cls(**{name: value_of(f"{section}.{name}") for name in names})
+    purpose = entries.get("purpose", Entry("", "default"))
+    config = Config(purpose=convert(purpose.value, str, f"{purpose.origin}: purpose"), **by_section)
+    for problem in config.problems():
+        if problem.is_fatal:
+            raise UserError(f"{origins[problem.key]}: {problem.key}: {problem.message}")
+    return config, {key: origins[key] for key in known}
+
+
+def convert(value: Any, wanted: Any, place: str) -> Any:
+    """`value` as the declared type, where nothing is lost by it. Raises UserError otherwise."""
+    if typing.get_origin(wanted) is typing.Literal:
+        choices = typing.get_args(wanted)
+        if value in choices and isinstance(value, str):
+            return value
+        hint = nearest(value, choices) if isinstance(value, str) else ""
+        raise UserError(f"{place}: must be one of {', '.join(choices)}; got {show(value)}{hint}")
+    if typing.get_origin(wanted) is tuple:
+        if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise UserError(f'{place}: must be a list of texts such as ["notes/*.txt"], got {show(value)}')
+    if wanted is bool and isinstance(value, bool):
+        return value
+    if wanted is str and isinstance(value, str):
+        return value
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if wanted is int and is_number and math.isfinite(value) and value == int(value):
+        return int(value)
+    if wanted is float and is_number and math.isfinite(value):
+        return float(value)
+    words = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}[wanted]
+    raise UserError(f"{place}: must be {words}, got {show(value)}{number_hint(value, wanted)}")
+
+
+def number_hint(value: Any, wanted: Any) -> str:
+    """What to write instead, when a number was written as text."""
+    if wanted not in (int, float) or not isinstance(value, str):
+        return ""
+    try:
+        number = float(value)
+    except ValueError:
+        return ""
+    if not math.isfinite(number):
+        return ""
+    written = repr(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number)
+    if "e" in written and "." not in written:
+        written = written.replace("e", ".0e")  # YAML 1.1 reads 1e-4 as text and 1.0e-4 as a number
+    return f"; write {written}, without quotes"
+
+
+def check_limits(value: Any, limits: Mapping[str, Any], place: str) -> None:
+    """Refuses a value outside the limits of its field's declaration."""
+    rules: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+        "at_least": (operator.ge, "at least"),
+        "above": (operator.gt, "above"),
+        "at_most": (operator.le, "at most"),
+        "below": (operator.lt, "below"),
+    }
+    given = [(*rules[name], limits[name]) for name in rules if name in limits]
+    if not all(holds(value, limit) for holds, _, limit in given):
+        allowed = " and ".join(f"{words} {limit}" for _, words, limit in given)
+        raise UserError(f"{place}: must be {allowed}, got {value}")
+
+
+def nearest(text: str, known: Iterable[str]) -> str:
+    """`; the nearest is X`, or nothing if nothing is near."""
+    close = difflib.get_close_matches(text, list(known), n=1, cutoff=0.5)
+    return f"; the nearest is {close[0]}" if close else ""
+
+
+def show(value: Any) -> str:
+    """A value as it would be written in JSON, with its kind where that is what is wrong."""
+    written = json.dumps(value, ensure_ascii=False, default=str)
+    return f"the text {written}" if isinstance(value, str) else written

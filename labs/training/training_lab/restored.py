@@ -1,0 +1,62 @@
+"""A run's folder back as a model that can be used, or as a trainer that can go on: for eval, sample and verify."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from training_lab import record
+from training_lab.checkpoint import Checkpoint, list_checkpoints, newest_good
+from training_lab.data.tokenizers import Tokenizer, tokenizer_from_manifest
+from training_lab.engine import check_shapes
+from training_lab.errors import LabError, UserError
+from training_lab.model import Decoder
+from training_lab.precision import Hardware, choose_hardware
+from training_lab.record import RunFolder
+from training_lab.resolve import Resolved, config_from_record
+
+
+class RestoredModel(NamedTuple):
+    """The weights of a checkpoint, and what is needed to use them. No data is read for it."""
+
+    resolved: Resolved
+    hardware: Hardware
+    tokenizer: Tokenizer
+    model: Decoder
+    checkpoint: Checkpoint
+
+
+def recorded_config(folder: RunFolder) -> Resolved:
+    """The config that a run was made with."""
+    return config_from_record(folder.read_json(record.CONFIG), str(folder.file(record.CONFIG)))
+
+
+def restore_model(folder: RunFolder, update: int | None) -> RestoredModel:
+    """The model after `update`, or that of the newest checkpoint that verifies. Raises UserError if there is none."""
+    resolved = recorded_config(folder)
+    checkpoint = choose_checkpoint(folder, update)
+    hardware = choose_hardware(resolved.config)
+    try:
+        tokenizer = tokenizer_from_manifest(folder.read_json(record.DATA_MANIFEST)["tokenizer"])
+    except (KeyError, TypeError) as error:
+        raise LabError(f"{folder.file(record.DATA_MANIFEST)}: damaged: no tokenizer in it") from error
+    model = Decoder(resolved.config.model, tokenizer.vocab_size)
+    weights = checkpoint.load()["model"]
+    check_shapes(model, weights)
+    model.load_state_dict(weights)
+    return RestoredModel(resolved, hardware, tokenizer, model.to(hardware.device), checkpoint)
+
+
+def choose_checkpoint(folder: RunFolder, update: int | None) -> Checkpoint:
+    """The checkpoint after `update`, verified; without a number the newest that verifies."""
+    checkpoints = folder.file(record.CHECKPOINTS)
+    kept = ", ".join(str(checkpoint.update) for checkpoint in reversed(list_checkpoints(checkpoints))) or "none"
+    if update is None:
+        newest, _ = newest_good(checkpoints)
+        if newest is None:
+            raise UserError(f"{folder.path}: has no checkpoint yet")
+        return newest
+    for checkpoint in list_checkpoints(checkpoints):
+        if checkpoint.update == update:
+            checkpoint.verify()
+            return checkpoint
+    raise UserError(f"--update {update}: no checkpoint of it in {folder.path}; kept are those of update {kept}")

@@ -1,0 +1,30 @@
+"""The learning rate as a pure function of the number of the update."""
+
+from __future__ import annotations
+
+import math
+
+from training_lab.config import Config
+
+
+def learning_rate(config: Config, update: int) -> float:
+    """The learning rate that update 1, 2, ..., `train.updates` is made with.
+
+    With k the update, w the warm-up's updates and n all of them: max·k/w for k ≤ w, then by `schedule.name`
+
+    - cosine: min + ½(max − min)(1 + cos π p) with p = (k − 1 − w) / (n − w). The rule is that of
+      Loshchilov and Hutter, "SGDR", 2017; the first update after the warm-up still has the maximum.
+    - wsd: the maximum, and in the last `decay_updates` (m) linearly down to the minimum, which update n has.
+    - constant: the maximum.
+    """
+    high, low = config.optimizer.max_lr, config.optimizer.min_lr
+    warmup, updates, decay = config.schedule.warmup_updates, config.train.updates, config.schedule.decay_updates
+    if update <= warmup:
+        return high * update / warmup
+    if config.schedule.name == "cosine":
+        progress = (update - 1 - warmup) / (updates - warmup)
+        return low + 0.5 * (high - low) * (1 + math.cos(math.pi * progress))
+    if config.schedule.name == "wsd":
+        progress = max(0, update - (updates - decay)) / max(1, decay)
+        return high + (low - high) * progress
+    return high

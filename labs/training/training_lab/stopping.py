@@ -1,0 +1,46 @@
+"""Stopping on request: the first signal finishes the update and saves, the second ends the process at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+from typing import Any
+
+
+class StopRequest:
+    """Listens for SIGINT (Ctrl-C) and SIGTERM while it is entered."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a process that was stopped: 130 for SIGINT, 143 for SIGTERM, else 0."""
+        return 128 + self.signal if self.signal else 0
+
+    def state(self) -> str:
+        """The run's state after the stop: `interrupted` by a signal, `stopped` where the person said so before."""
+        return "interrupted" if self.requested else "stopped"
+
+    def __enter__(self) -> StopRequest:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            os._exit(128 + number)
+        self.signal = signal.Signals(number)
+        # Written past Python's buffers: a print may have been interrupted by this very signal.
+        text = f"\n{self.signal.name}: finishing this update, then saving; once more to end at once\n"
+        os.write(2, text.encode())

@@ -1,0 +1,108 @@
+"""Is a run's folder still what was written, and does it still come out the same?
+
+Three checks, each stronger than the one before: every file has its hash; batches, built again from the data, have
+the hashes that their updates recorded; and (`--replay N`) N updates, trained again from a checkpoint, give the same
+losses, norms and weights, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from training_lab import record
+from training_lab.checkpoint import list_checkpoints, weights_sha256
+from training_lab.data.dataset import Dataset, differences, prepare_dataset
+from training_lab.engine import make_trainer, train_update
+from training_lab.errors import LabError, UserError
+from training_lab.precision import choose_hardware
+from training_lab.provenance import changed_files, describe_source
+from training_lab.record import Finding, RunFolder
+from training_lab.restored import recorded_config
+from training_lab.tracking import Row, read_metrics, rows_of_kind
+
+REPLAYED = ("batch_sha256", "lr", "loss", "grad_norm", "target_tokens")
+
+
+def verify_run(folder: RunFolder, batches: list[int], replay: int, start: int | None) -> Iterator[Finding]:
+    """Checks the files, then the batches of some updates (default: first, middle, last), then replays."""
+    yield from folder.verify_manifest()
+    for checkpoint in list_checkpoints(folder.file(record.CHECKPOINTS)):
+        try:
+            checkpoint.verify()
+        except LabError as error:
+            yield Finding(f"checkpoint {checkpoint.update}", False, str(error))
+        else:
+            yield Finding(f"checkpoint {checkpoint.update}", True, "as it was written")
+    try:
+        rows = {row["update"]: row for row in rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")}
+        recorded_data = folder.read_json(record.DATA_MANIFEST)
+        dataset = prepare_dataset(recorded_config(folder).config)
+        if dataset.manifest["identity"] != recorded_data["identity"]:
+            found = "; ".join(differences(recorded_data, dataset.manifest)) or "the same files are used otherwise"
+            yield Finding("data", False, f"cannot be built again as they were: {found}")
+            return
+    except LabError as error:
+        yield Finding("data", False, str(error))
+        return
+    yield Finding("data", True, f"built again: identity {recorded_data['identity'][:12]}…")
+    yield from verify_batches(dataset, rows, batches)
+    if replay:
+        yield from replay_updates(folder, dataset, rows, replay, start)
+
+
+def verify_batches(dataset: Dataset, rows: dict[int, Row], batches: list[int]) -> Iterator[Finding]:
+    """Builds the batches of some updates again and compares their hashes."""
+    updates = sorted(rows)
+    chosen = batches or sorted({updates[0], updates[len(updates) // 2], updates[-1]} if updates else set())
+    for update in chosen:
+        if update not in rows:
+            raise UserError(f"--batch {update}: the run has no such update; it has 1 to {max(rows, default=0)}")
+        seen, now = rows[update]["batch_sha256"], dataset.batch_of_update(update).sha256()
+        message = f"SHA-256 {now[:12]}…" if now == seen else f"SHA-256 is {now[:12]}…, was {seen[:12]}…"
+        yield Finding(f"batch of update {update}", now == seen, message)
+
+
+def replay_updates(
+    folder: RunFolder, dataset: Dataset, rows: dict[int, Row], replay: int, start: int | None
+) -> Iterator[Finding]:
+    """Trains `replay` updates again, from the beginning or from a checkpoint, and compares each with its row."""
+    config = recorded_config(folder).config
+    checkpoints = {0: None, **{c.update: c for c in reversed(list_checkpoints(folder.file(record.CHECKPOINTS)))}}
+    last = max(rows, default=0)
+    possible = [update for update in checkpoints if update + replay <= last]
+    if not possible or (start is not None and start not in possible):
+        kept = ", ".join(map(str, checkpoints))
+        wanted = f"--replay {replay}" + ("" if start is None else f" --from {start}")
+        raise UserError(f"{wanted}: the run has {last} updates, and can be replayed from update {kept}")
+    changes = changed_files(folder.read_json(record.SOURCE), describe_source())
+    if changes:
+        yield Finding("source", False, f"not the code that ran: {', '.join(changes[:5])}")
+    hardware = choose_hardware(config)
+    recorded: dict[str, Any] = folder.read_json(record.ENVIRONMENT)["processes"][-1]
+    for name, now in hardware.describe().items():
+        if recorded.get(name) != now:
+            yield Finding("environment", False, f"{name} is {now}, was {recorded.get(name)}")
+
+    first = max(possible) if start is None else start
+    trainer = make_trainer(config, hardware, dataset)
+    checkpoint = checkpoints[first]
+    if checkpoint is not None:
+        checkpoint.verify()
+        trainer.restore(checkpoint.load())
+    for update in range(first + 1, first + replay + 1):
+        again = train_update(trainer)
+        parts = [
+            f"{key} is {again[key]!r}, was {rows[update][key]!r}" for key in REPLAYED if again[key] != rows[update][key]
+        ]
+        yield Finding(
+            f"replayed update {update}", not parts, "; ".join(parts) or f"loss {again['loss']!r}, the same bits"
+        )
+    end = checkpoints.get(first + replay)
+    if end is not None:
+        was, now = end.describe()["weights_sha256"], weights_sha256(trainer.model)
+        yield Finding(
+            f"weights after update {end.update}",
+            was == now,
+            f"{now[:12]}…" + ("" if was == now else f", were {was[:12]}…"),
+        )

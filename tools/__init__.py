@@ -1,0 +1,1 @@
+"""What checks the project and is no part of it."""
