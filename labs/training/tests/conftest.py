@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from training_lab.config import Config
-from training_lab.resolve import Resolved, resolve_config
-
-TINY = Path(__file__).parent / "tiny.json"
 GIT_VARIABLES = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
-
-TinyConfig = Callable[..., Config]
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +20,3 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         monkeypatch.delenv(name)
     torch.manual_seed(0)
     yield
-
-
-def resolve_tiny(*overrides: str) -> Resolved:
-    """The tiny config, changed by overrides such as `train.seed=1`."""
-    return resolve_config(str(TINY), overrides)
-
-
-def tiny(*overrides: str) -> Config:
-    """The values of `resolve_tiny`."""
-    return resolve_tiny(*overrides).config
