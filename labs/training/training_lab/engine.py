@@ -161,10 +161,10 @@ def train_update(trainer: Trainer) -> Row:
     max_norm = config.optimizer.grad_clip or math.inf
     grad_norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), max_norm).item()
     micro_losses = [loss.item() for loss in losses]
-    is_overflow = math.isinf(grad_norm) and scaler.is_enabled() and scaler.get_scale() > 1
-    if not is_overflow:
-        refuse_non_finite(trainer, update, parts, micro_losses, grad_norm, lr)
-    scaler.step(optimizer)  # with a scaler at work, an overflow skips the step and lowers the scale
+    # An overflow of scaled FP16 gradients is no failure: the scaler skips the step and lowers its scale.
+    is_overflow = scaler.is_enabled() and scaler.get_scale() > 1 and not math.isfinite(grad_norm)
+    refuse_non_finite(trainer, update, parts, micro_losses, 0.0 if is_overflow else grad_norm, lr)
+    scaler.step(optimizer)
     scaler.update()
     seconds = time.perf_counter() - started
 
@@ -201,17 +201,16 @@ def refuse_non_finite(
     broken = [number for number, loss in enumerate(micro_losses) if not math.isfinite(loss)]
     if not broken and math.isfinite(grad_norm):
         return
-    number = broken[0] if broken else None
-    pieces = parts[number or 0]
+    pieces = parts[broken[0]] if broken else trainer.dataset.pieces_of_update(update)
     stream = trainer.dataset.train
     names: list[str] = []
     for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
         names += [name for name in stream.documents_between(start, start + length) if name not in names]
     facts = {
         "update": update,
-        "micro_batch": None if number is None else number + 1,
+        "micro_batch": broken[0] + 1 if broken else None,
         "num_micro_batches": len(parts),
-        "loss": str(math.fsum(micro_losses) if not broken else micro_losses[broken[0]]),
+        "loss": str(micro_losses[broken[0]] if broken else math.fsum(micro_losses)),
         "grad_norm": str(grad_norm),
         "lr": lr,
         "documents": names[:5],
