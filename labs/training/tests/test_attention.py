@@ -26,7 +26,7 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[i
     return torch.einsum("hts,shd->thd", weights_HTT, v)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_values_and_gradients_equal_the_reference(lengths: list[int], dtype: torch.dtype, tolerance: float) -> None:
     q, k, v = (torch.randn(sum(lengths), 2, 16, dtype=dtype, requires_grad=True) for _ in range(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from training_lab.data.dataset import prepare_dataset
 from training_lab.data.layout import Pieces
 from training_lab.engine import NonFiniteError, Trainer, make_trainer, train_update
 from training_lab.evaluate import evaluate
+from training_lab.loss import chunked_loss
 from training_lab.precision import choose_hardware
 from training_lab.randomness import global_streams
 from training_lab.sample import sample_tokens
@@ -86,7 +88,7 @@ def test_splitting_an_update_into_micro_batches_changes_neither_loss_nor_gradien
 def test_micro_batches_with_very_unequal_targets_and_with_none_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     def uneven(pieces: Pieces, num_parts: int) -> list[Pieces]:
         edges = [0, 1, 3, len(pieces.lengths)] if num_parts > 1 else [0, len(pieces.lengths)]
-        return [pieces.part(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [pieces.part(a, b) for a, b in itertools.pairwise(edges)]
 
     pieces = Pieces(np.array([5, 90, 200, 300]), np.array([1, 2, 1, 64]), np.array([0, 1, 0, 63]))
     monkeypatch.setattr(engine, "split_pieces", uneven)
@@ -113,7 +115,7 @@ def reference_loss_of(trainer: Trainer, batch: Batch) -> torch.Tensor:
         )
 
     total, count = torch.zeros((), dtype=torch.float64), 0
-    for start, end in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
+    for start, end in itertools.pairwise(batch.cu_seqlens):
         length = end - start
         x = p["token_embedding.weight"][batch.tokens_T[start:end]] + p["position_embedding.weight"][:length]
         future = torch.ones(length, length).triu(1).bool()
@@ -212,11 +214,10 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(monkeypatch: pytest.Mon
     train_update(trainer)
     before = weights_sha256(trainer.model)
     calls: list[int] = []
-    real_loss = engine.chunked_loss
 
     def break_third(*arguments: Any) -> torch.Tensor:
         calls.append(1)
-        return real_loss(*arguments) * (math.nan if len(calls) == 3 else 1.0)
+        return chunked_loss(*arguments) * (math.nan if len(calls) == 3 else 1.0)
 
     monkeypatch.setattr(engine, "chunked_loss", break_third)
     with pytest.raises(NonFiniteError, match="update 2: not finite in micro-batch 3 of 4") as caught:

@@ -90,7 +90,8 @@ def test_killed_at_twenty_random_moments_saves_included_equals_never_stopped(tmp
     config.write_text(json.dumps(longer))
     environment = {**os.environ, "PYTHONPATH": str(TRAINING)}
     seed = str(random.SystemRandom().randrange(10**6))
-    arguments = [sys.executable, Path(__file__).parent / "kill_trainings.py", config, "killed", "20", seed]
+    script = str(Path(__file__).parent / "kill_trainings.py")
+    arguments = [sys.executable, script, str(config), "killed", "20", seed]
     done = subprocess.run(arguments, env=environment, capture_output=True, encoding="utf-8", timeout=240)
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
     in_saves = int(re.findall(r"(\d+) in a save", done.stdout)[0])
@@ -125,7 +126,7 @@ def wait_for_line(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"the process ended without saying {words!r}")
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_finishes_the_update_saves_and_says_how_to_go_on(number: signal.Signals, code: int) -> None:
     process = start("train", "--config", str(TINY), *SLOW)
     wait_for_line(process, "update    100")
