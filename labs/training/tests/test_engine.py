@@ -24,7 +24,7 @@ from training_lab.loss import chunked_loss
 from training_lab.precision import choose_hardware
 from training_lab.randomness import global_streams
 from training_lab.sample import sample_tokens
-from training_lab.tracking import Row
+from training_lab.tracking import MetricsWriter, Recorder, Row
 
 
 def trainer_of(config: Config) -> Trainer:
@@ -236,3 +236,13 @@ def test_a_gradient_that_is_not_finite_stops_before_the_step() -> None:
     with pytest.raises(NonFiniteError, match="not finite in its gradient"):
         train_update(trainer)
     assert weights_sha256(trainer.model) == before
+
+
+def test_an_implausible_loss_before_training_is_said_and_a_plausible_one_is_not(tmp_path: Path) -> None:
+    for scale, is_said in ((1.0, False), (20.0, True)):
+        trainer = trainer_of(tiny())
+        with torch.no_grad():
+            trainer.model.token_embedding.weight.mul_(scale)
+        shown: list[Row] = []
+        engine.measure(trainer, Recorder(MetricsWriter(tmp_path / f"{scale}.jsonl"), shown.append))
+        assert [row.get("event") for row in shown[1:]] == ["implausible initial loss"] * is_said

@@ -104,8 +104,7 @@ def test_a_parameter_without_an_initialisation_rule_stops_everything() -> None:
 
 def test_every_parameter_is_in_exactly_one_optimizer_group() -> None:
     model = make_model()
-    groups = parameter_groups(model)
-    names = [name for group in groups.values() for name in group]
+    names = [name for group in parameter_groups(model, tiny().optimizer) for name in group.parameters]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
     in_optimizer = [p for group in make_optimizer(model, tiny().optimizer).param_groups for p in group["params"]]
     assert len(in_optimizer) == len({id(p) for p in in_optimizer}) == len(names)

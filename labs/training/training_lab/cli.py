@@ -4,6 +4,7 @@ and runs on Python 3.9 with nothing installed."""
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ TRAINING_PYTHON = (3, 11)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 good, 1 it failed, 2 the input is wrong, 130 or 143 stopped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # the locale may know less than the texts that are printed
+            stream.reconfigure(encoding="utf-8", errors="replace")
     options = make_parser().parse_args(arguments)
     try:
         code: int = options.run(options)

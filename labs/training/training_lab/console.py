@@ -18,9 +18,19 @@ from training_lab.tracking import Row
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
+EVENT_TEXTS = {
+    "checkpoint": "update {update:>6}  saved {path}",
+    "failure": "{state}: {message}",
+    "implausible initial loss": "warning: the loss before training is {measured}, expected {expected:.4f}: "
+    "likely a bug in the model, its initialisation or the labels",
+}
+
 
 class Console(Protocol):
     """Where finished values are shown."""
+
+    def preparing(self, what: str) -> None:
+        """Before work that takes seconds and shows nothing else."""
 
     def begin(self, facts: dict[str, Any], command: str) -> None:
         """Before the first update: what will be trained, and the command that continues it."""
@@ -45,6 +55,9 @@ def make_console(as_json: bool) -> Console:
 class JsonConsole:
     """One JSON object a line on standard output: the rows of the metrics between `begin` and `end`."""
 
+    def preparing(self, what: str) -> None:
+        """Programs wait for `begin`."""
+
     def begin(self, facts: dict[str, Any], command: str) -> None:
         self.row({"kind": "begin", **facts, "continue_with": command})
 
@@ -64,6 +77,9 @@ class PlainConsole:
     def __init__(self) -> None:
         self.line = Progress()
 
+    def preparing(self, what: str) -> None:
+        self.print(f"{what} …")
+
     def begin(self, facts: dict[str, Any], command: str) -> None:
         self.line.begin(facts)
         for text in opening_lines(facts, command):
@@ -76,8 +92,8 @@ class PlainConsole:
             self.print(self.line.text())
         elif row["kind"] == "evaluation":
             self.print(f"update {row['update']:>6}  val_loss {number(row['val_loss'])}")
-        elif row["kind"] == "event" and row["event"] in ("checkpoint", "failure"):
-            self.print(event_text(row))
+        elif row["kind"] == "event" and row["event"] in EVENT_TEXTS:
+            self.print(EVENT_TEXTS[row["event"]].format(**row))
 
     def warn(self, message: str) -> None:
         self.print(f"warning: {message}")
@@ -116,8 +132,8 @@ class LiveConsole(PlainConsole):
             self.bar.update(self.task, completed=row["update"], description=description, figures=self.line.figures())
         elif row["kind"] == "evaluation":
             self.print(f"update {row['update']:>6}  val_loss {number(row['val_loss'])}")
-        elif row["kind"] == "event" and row["event"] in ("checkpoint", "failure"):
-            self.print(event_text(row))
+        elif row["kind"] == "event" and row["event"] in EVENT_TEXTS:
+            self.print(EVENT_TEXTS[row["event"]].format(**row))
 
     def end(self, summary: dict[str, Any], folder: RunFolder, command: str) -> None:
         self.bar.stop()
@@ -206,12 +222,6 @@ def closing_lines(summary: dict[str, Any], folder: RunFolder, command: str, loss
     yield f"Run {folder.run_id}: {summary['state']} after {done:,} of {planned:,} updates"
     if "failure" in summary:
         yield f"  {summary['failure']['message']}"
-    initial = summary["initial_loss"]
-    if initial["is_plausible"] is False:
-        yield (
-            f"warning: the loss before training was {initial['measured']:.4f}, expected {initial['expected']:.4f}: "
-            "likely a bug in the model, its initialisation or the labels"
-        )
     for name, label in (("loss", "training loss"), ("val_loss", "validation loss")):
         if summary[name]["first"] is not None:
             yield f"  {label:<15}  {number(summary[name]['first'])} → {number(summary[name]['last'])}"
@@ -220,9 +230,9 @@ def closing_lines(summary: dict[str, Any], folder: RunFolder, command: str, loss
     speed, measured = summary["throughput"]["target_tokens_per_s"], summary["throughput"]["measured_updates"]
     figure = f"{speed:,.0f} target tokens/s over {measured} updates" if speed else "not measured: too few updates"
     yield f"  speed            {figure}"
-    if summary["peak_memory"]["bytes"]:
-        yield f"  peak memory      {summary['peak_memory']['bytes'] / 2**20:,.0f} MiB"
-    yield f"  elapsed          {duration(summary['elapsed_s'])}"
+    if summary["last_process"]["peak_memory"]["bytes"]:
+        yield f"  peak memory      {summary['last_process']['peak_memory']['bytes'] / 2**20:,.0f} MiB"
+    yield f"  elapsed          {duration(summary['last_process']['elapsed_s'])}"
     yield f"  folder           {folder.path}"
     yield "Next:"
     if summary["state"] == "finished":
@@ -235,13 +245,6 @@ def closing_lines(summary: dict[str, Any], folder: RunFolder, command: str, loss
 def shown(folder: RunFolder) -> str:
     """A run as it is typed: by its id where that is enough."""
     return folder.run_id if folder.path.parent == Path(".runs") else str(folder.path)
-
-
-def event_text(row: Row) -> str:
-    """An event in a line."""
-    if row["event"] == "checkpoint":
-        return f"update {row['update']:>6}  saved {row['path']}"
-    return f"{row['state']}: {row['message']}"
 
 
 def number(value: float | None) -> str:

@@ -21,7 +21,7 @@ from training_lab.data.layout import Pieces
 from training_lab.errors import LabError, UserError
 from training_lab.evaluate import evaluate
 from training_lab.loss import chunked_loss
-from training_lab.model import Decoder, initialise
+from training_lab.model import Decoder, expected_initial_loss, initialise, is_plausible
 from training_lab.optim import make_optimizer, restore_optimizer, set_learning_rate
 from training_lab.precision import Hardware
 from training_lab.randomness import global_streams, restore_global_streams, seed_global_streams
@@ -243,6 +243,9 @@ def measure(trainer: Trainer, recorder: Recorder) -> None:
             "seconds": result.seconds,
         }
     )
+    expected = expected_initial_loss(trainer.dataset.tokenizer.vocab_size, config.model.d_model)
+    if progress.update == 0 and not is_plausible(result.loss, expected):
+        recorder.event("implausible initial loss", measured=str(result.loss), expected=expected)
 
 
 def save(trainer: Trainer, folder: RunFolder, recorder: Recorder) -> None:

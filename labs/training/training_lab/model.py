@@ -123,6 +123,15 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+PLAUSIBLE_DIFFERENCE = 0.5
+
+
+def is_plausible(measured: float, expected: float) -> bool:
+    """Whether a loss before training is what it should be. If not, the model, its initialisation or the labels are
+    likely wrong: labels that are not shifted, for one, give a loss far below."""
+    return abs(measured - expected) <= PLAUSIBLE_DIFFERENCE
+
+
 def expected_initial_loss(vocab_size: int, d_model: int) -> float:
     """The mean cross-entropy before training, in nats: ln V + d·σ²/2.
 

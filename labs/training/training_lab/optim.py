@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -10,24 +10,35 @@ from torch import nn
 from training_lab.config import OptimizerConfig
 
 
-def parameter_groups(model: nn.Module) -> dict[str, list[str]]:
-    """The names of the parameters by group: matrices (embeddings among them) decay, vectors do not."""
-    groups: dict[str, list[str]] = {"decayed": [], "not_decayed": []}
-    for name, parameter in model.named_parameters():
-        groups["decayed" if parameter.ndim >= 2 else "not_decayed"].append(name)
+class ParameterGroup(NamedTuple):
+    """Parameters that are treated alike."""
+
+    name: str
+    weight_decay: float
+    parameters: list[str]
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[ParameterGroup]:
+    """Matrices (embeddings among them) decay, vectors do not.
+
+    Raises ValueError if a parameter is in none of the groups, or in two of them.
+    """
+    matrices = [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
+    vectors = [name for name, parameter in model.named_parameters() if parameter.ndim == 1]
+    groups = [ParameterGroup("decayed", config.weight_decay, matrices), ParameterGroup("not decayed", 0.0, vectors)]
+    if sorted(matrices + vectors) != sorted(name for name, _ in model.named_parameters()):
+        raise ValueError("every parameter must be in exactly one optimizer group")
     return groups
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW over the groups. Raises ValueError if a parameter is in none or in two of them."""
+    """AdamW over the groups."""
     named = dict(model.named_parameters())
-    groups = parameter_groups(model)
-    grouped = [name for names in groups.values() for name in names]
-    if sorted(grouped) != sorted(named):
-        raise ValueError("every parameter must be in exactly one optimizer group")
-    decay = {"decayed": config.weight_decay, "not_decayed": 0.0}
     return torch.optim.AdamW(
-        [{"params": [named[n] for n in names], "weight_decay": decay[group]} for group, names in groups.items()],
+        [
+            {"params": [named[name] for name in group.parameters], "weight_decay": group.weight_decay}
+            for group in parameter_groups(model, config)
+        ],
         lr=config.max_lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
@@ -53,11 +64,9 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
 
 
 def describe_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """The grouping as it is recorded."""
+    """The grouping as it is recorded: with the optimizer, and how many values each group trains."""
     named = dict(model.named_parameters())
-    decay = {"decayed": config.weight_decay, "not_decayed": 0.0}
     return [
-        {"group": group, "optimizer": config.name, "weight_decay": decay[group], "parameters": names,
-         "values": sum(named[name].numel() for name in names)}
-        for group, names in parameter_groups(model).items()
-    ]  # fmt: skip
+        {"optimizer": config.name, **group._asdict(), "values": sum(named[name].numel() for name in group.parameters)}
+        for group in parameter_groups(model, config)
+    ]

@@ -103,6 +103,14 @@ def parse_row(line: str) -> Row | None:
     return row if isinstance(row, dict) and "kind" in row else None
 
 
+def count_processes(path: Path) -> int:
+    """How many processes have trained in a run so far; superseded ones count too."""
+    if not path.exists():
+        return 0
+    rows = map(parse_row, path.read_text("utf-8", errors="replace").split("\n"))
+    return sum(row is not None and row.get("event") in ("start", "resume") for row in rows)
+
+
 def is_resume(row: Row | None) -> bool:
     """Whether a row says that the run went on from an earlier state."""
     return row is not None and row["kind"] == "event" and row.get("event") == "resume"

@@ -18,17 +18,14 @@ from training_lab.errors import LabError, UserError
 from training_lab.identity import identity_of
 from training_lab.measurement import peak_memory, throughput
 from training_lab.memory import advice_for_memory, is_out_of_memory
-from training_lab.model import count_parameters, expected_initial_loss
+from training_lab.model import count_parameters, expected_initial_loss, is_plausible
 from training_lab.optim import describe_groups
 from training_lab.precision import choose_hardware
 from training_lab.provenance import changed_files, describe_host, describe_source
 from training_lab.record import RunFolder
 from training_lab.resolve import Resolved
 from training_lab.stopping import StopRequest
-from training_lab.tracking import MetricsWriter, Recorder, read_metrics, rows_of_kind
-
-PLAUSIBLE_INITIAL_LOSS = 0.5
-"""How far the loss before training may be from the expected one, in nats, before it is called a likely bug."""
+from training_lab.tracking import MetricsWriter, Recorder, count_processes, read_metrics, rows_of_kind
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,7 @@ def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: b
     source = describe_source()
     continued = None if is_new else find_continuation(resolved, runs_dir, source)
     hardware = choose_hardware(config)
+    console.preparing(f"Reading and tokenising the text ({config.data.source}, {config.data.tokenizer})")
     dataset = prepare_dataset(config)
     if continued is not None:
         check_same_data(continued.folder, dataset.manifest)
@@ -67,7 +65,7 @@ def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: b
         folder.write_json(record.SUMMARY, {"state": "running"})
         writer = MetricsWriter(folder.file(record.METRICS))
         recorder = Recorder(writer, console.row)
-        segment = 1 + count_segments(folder)
+        segment = 1 + count_processes(folder.file(record.METRICS))
         command = command_of(resolved, runs_dir)
         console.begin(opening(resolved, trainer, folder, continued), command)
         if continued is None:
@@ -93,7 +91,7 @@ def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: b
             recorder.event("failure", state=state, **failure)
         writer.sync()
         writer.close()
-        summary = summarise(trainer, folder, state, failure, time.monotonic() - started)
+        summary = summarise(trainer, folder, state, failure, segment, time.monotonic() - started)
         folder.write_json(record.SUMMARY, summary)
         folder.write_manifest()
     console.end(summary, folder, command)
@@ -176,15 +174,6 @@ def note_environment(folder: RunFolder, environment: dict[str, Any], console: Co
     folder.write_json(record.ENVIRONMENT, {"processes": [*known, environment]})
 
 
-def count_segments(folder: RunFolder) -> int:
-    """How many processes have trained in the run so far."""
-    path = folder.file(record.METRICS)
-    if not path.exists():
-        return 0
-    text = path.read_text("utf-8", errors="replace")
-    return text.count('"event": "start"') + text.count('"event": "resume"')
-
-
 def opening(resolved: Resolved, trainer: Trainer, folder: RunFolder, continued: Continuation | None) -> dict[str, Any]:
     """What is shown before the first update."""
     config, dataset, manifest = trainer.config, trainer.dataset, trainer.dataset.manifest
@@ -212,7 +201,7 @@ def opening(resolved: Resolved, trainer: Trainer, folder: RunFolder, continued: 
 
 
 def summarise(
-    trainer: Trainer, folder: RunFolder, state: str, failure: dict[str, Any], elapsed_s: float
+    trainer: Trainer, folder: RunFolder, state: str, failure: dict[str, Any], segment: int, elapsed_s: float
 ) -> dict[str, Any]:
     """The content of `summary.json`."""
     rows = read_metrics(folder.file(record.METRICS))
@@ -243,11 +232,14 @@ def summarise(
         "initial_loss": {
             "expected": expected,
             "measured": initial,
-            "is_plausible": None if initial is None else abs(initial - expected) <= PLAUSIBLE_INITIAL_LOSS,
+            "is_plausible": None if initial is None else is_plausible(initial, expected),
         },
         "throughput": throughput(updates, trainer.config.measure.warmup_updates),
-        "peak_memory": peak_memory(trainer.hardware.device),
-        "elapsed_s": elapsed_s,
+        "last_process": {
+            "segment": segment,
+            "elapsed_s": elapsed_s,
+            "peak_memory": peak_memory(trainer.hardware.device),
+        },
         "weights_sha256": weights_sha256(trainer.model),
         "checkpoints": sorted(saved),
     }
