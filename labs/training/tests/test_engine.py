@@ -244,5 +244,6 @@ def test_an_implausible_loss_before_training_is_said_and_a_plausible_one_is_not(
         with torch.no_grad():
             trainer.model.token_embedding.weight.mul_(scale)
         shown: list[Row] = []
-        engine.measure(trainer, Recorder(MetricsWriter(tmp_path / f"{scale}.jsonl"), shown.append))
+        with MetricsWriter(tmp_path / f"{scale}.jsonl") as writer:
+            engine.measure(trainer, Recorder(writer, shown.append))
         assert [row.get("event") for row in shown[1:]] == ["implausible initial loss"] * is_said

@@ -47,7 +47,10 @@ class MetricsWriter:
         os.fsync(self._file.fileno())
         return self.num_lines
 
-    def close(self) -> None:
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

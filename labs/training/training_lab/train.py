@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from training_lab import record
 from training_lab.checkpoint import Checkpoint, list_checkpoints, newest_good, set_aside_damaged, weights_sha256
@@ -28,13 +27,20 @@ from training_lab.stopping import StopRequest
 from training_lab.tracking import MetricsWriter, Recorder, count_processes, read_metrics, rows_of_kind
 
 
-@dataclass(frozen=True)
-class Continuation:
+class Continuation(NamedTuple):
     """An unfinished run of the same config, and the checkpoint to go on from (None: it was killed before the first)."""
 
     folder: RunFolder
     checkpoint: Checkpoint | None
     damaged: list[str]
+
+
+class Outcome(NamedTuple):
+    """How a process's training ended."""
+
+    state: str
+    exit_code: int
+    failure: dict[str, Any]
 
 
 def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: bool, stop_after: int | None) -> int:
@@ -63,39 +69,43 @@ def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: b
             note_environment(folder, environment, console)
         folder.file(record.MANIFEST).unlink(missing_ok=True)
         folder.write_json(record.SUMMARY, {"state": "running"})
-        writer = MetricsWriter(folder.file(record.METRICS))
-        recorder = Recorder(writer, console.row)
-        segment = 1 + count_processes(folder.file(record.METRICS))
         command = command_of(resolved, runs_dir)
-        console.begin(opening(resolved, trainer, folder, continued), command)
-        if continued is None:
-            recorder.event("start", segment=segment)
-        else:
-            recorder.event(
-                "resume", segment=segment, from_update=trainer.progress.update, supersedes_from_line=first_line
-            )
-        failure: dict[str, Any] = {}
-        with StopRequest() as stop:
-            try:
-                state = train(trainer, folder, recorder, stop, segment, stop_after)
-                exit_code = stop.exit_code if state == "interrupted" else 0
-            except NonFiniteError as error:
-                state, exit_code, failure = "failed: non-finite", 1, {"message": str(error), **error.facts}
-            except (LabError, RuntimeError, MemoryError) as error:
-                if not isinstance(error, LabError) and not is_out_of_memory(error):
-                    raise
-                state = "failed: out of memory" if is_out_of_memory(error) else "failed: error"
-                message = advice_for_memory(config) if is_out_of_memory(error) else str(error)
-                exit_code, failure = 1, {"message": message}
-        if failure:
-            recorder.event("failure", state=state, **failure)
-        writer.sync()
-        writer.close()
-        summary = summarise(trainer, folder, state, failure, segment, time.monotonic() - started)
+        segment = 1 + count_processes(folder.file(record.METRICS))
+        with MetricsWriter(folder.file(record.METRICS)) as writer:
+            recorder = Recorder(writer, console.row)
+            console.begin(opening(resolved, trainer, folder, continued), command)
+            if continued is None:
+                recorder.event("start", segment=segment)
+            else:
+                update = trainer.progress.update
+                recorder.event("resume", segment=segment, from_update=update, supersedes_from_line=first_line)
+            outcome = train_to_outcome(trainer, folder, recorder, segment, stop_after)
+            if outcome.failure:
+                recorder.event("failure", state=outcome.state, **outcome.failure)
+            recorder.sync()
+        summary = summarise(trainer, folder, outcome, segment, time.monotonic() - started)
         folder.write_json(record.SUMMARY, summary)
         folder.write_manifest()
     console.end(summary, folder, command)
-    return exit_code
+    return outcome.exit_code
+
+
+def train_to_outcome(
+    trainer: Trainer, folder: RunFolder, recorder: Recorder, segment: int, stop_after: int | None
+) -> Outcome:
+    """Trains until the end, a stop or a failure, and says which. An error that is none of these is raised."""
+    with StopRequest() as stop:
+        try:
+            state = train(trainer, folder, recorder, stop, segment, stop_after)
+        except NonFiniteError as error:
+            return Outcome("failed: non-finite", 1, {"message": str(error), **error.facts})
+        except LabError as error:
+            return Outcome("failed: error", 1, {"message": str(error)})
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return Outcome("failed: out of memory", 1, {"message": advice_for_memory(trainer.config)})
+        return Outcome(state, stop.exit_code if state == "interrupted" else 0, {})
 
 
 def find_continuation(resolved: Resolved, runs_dir: Path, source: dict[str, Any]) -> Continuation | None:
@@ -200,9 +210,7 @@ def opening(resolved: Resolved, trainer: Trainer, folder: RunFolder, continued: 
     }
 
 
-def summarise(
-    trainer: Trainer, folder: RunFolder, state: str, failure: dict[str, Any], segment: int, elapsed_s: float
-) -> dict[str, Any]:
+def summarise(trainer: Trainer, folder: RunFolder, outcome: Outcome, segment: int, elapsed_s: float) -> dict[str, Any]:
     """The content of `summary.json`."""
     rows = read_metrics(folder.file(record.METRICS))
     updates, evaluations = rows_of_kind(rows, "update"), rows_of_kind(rows, "evaluation")
@@ -211,8 +219,8 @@ def summarise(
     best = trainer.progress
     saved = [checkpoint.update for checkpoint in list_checkpoints(folder.file(record.CHECKPOINTS))]
     return {
-        "state": state,
-        **({"failure": failure} if failure else {}),
+        "state": outcome.state,
+        **({"failure": outcome.failure} if outcome.failure else {}),
         "updates": trainer.progress.update,
         "planned_updates": trainer.config.train.updates,
         "target_tokens": trainer.progress.target_tokens,
