@@ -18,6 +18,8 @@ from training_lab.tracking import Row
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
+MILESTONE_FORMATS = {"loss": ".4f", "val_loss": ".4f", "lr": ".3g", "grad_norm": ".3f"}
+
 EVENT_TEXTS = {
     "checkpoint": "update {update:>6}  saved {path}",
     "failure": "{state}: {message}",
@@ -222,11 +224,12 @@ def closing_lines(summary: dict[str, Any], folder: RunFolder, command: str, loss
     yield f"Run {folder.run_id}: {summary['state']} after {done:,} of {planned:,} updates"
     if "failure" in summary:
         yield f"  {summary['failure']['message']}"
-    for name, label in (("loss", "training loss"), ("val_loss", "validation loss")):
-        if summary[name]["first"] is not None:
-            yield f"  {label:<15}  {number(summary[name]['first'])} → {number(summary[name]['last'])}"
+    yield f"  {'update':>8}  {'loss':>8}  {'val_loss':>8}  {'lr':>9}  {'grad_norm':>9}"
+    for row in summary["milestones"]:
+        cells = [format(row[key], spec) if row[key] is not None else "" for key, spec in MILESTONE_FORMATS.items()]
+        yield f"  {row['update']:>8}  {cells[0]:>8}  {cells[1]:>8}  {cells[2]:>9}  {cells[3]:>9}"
     if len(losses) > 1:
-        yield f"  {'':<15}  {sparkline(losses)}"
+        yield f"  loss             {sparkline(losses)}"
     speed, measured = summary["throughput"]["target_tokens_per_s"], summary["throughput"]["measured_updates"]
     figure = f"{speed:,.0f} target tokens/s over {measured} updates" if speed else "not measured: too few updates"
     yield f"  speed            {figure}"

@@ -40,6 +40,26 @@ def throughput(updates: list[Row], warmup_updates: int) -> dict[str, Any]:
     }
 
 
+def milestones(updates: list[Row], evaluations: list[Row], at_most: int = 12) -> list[dict[str, Any]]:
+    """The first update, and the updates after which the validation loss was measured, thinned to `at_most` rows.
+
+    `loss` and `grad_norm` of update k are those that its step was made from, `val_loss` is measured after it.
+    """
+    by_update = {row["update"]: row for row in updates}
+    val_losses = {row["update"]: row["val_loss"] for row in evaluations}
+    chosen = sorted({*val_losses, *list(by_update)[:1]})
+    if len(chosen) > at_most:
+        chosen = [chosen[round(i * (len(chosen) - 1) / (at_most - 1))] for i in range(at_most)]
+    return [
+        {
+            "update": update,
+            **{key: by_update.get(update, {}).get(key) for key in ("loss", "lr", "grad_norm")},
+            "val_loss": val_losses.get(update),
+        }
+        for update in chosen
+    ]
+
+
 def peak_memory(device: torch.device) -> dict[str, Any]:
     """The most memory that the process used so far, in bytes, and what that means on this device."""
     if device.type == "cuda":

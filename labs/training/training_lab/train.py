@@ -15,7 +15,7 @@ from training_lab.data.dataset import differences, prepare_dataset
 from training_lab.engine import NonFiniteError, Trainer, make_trainer, train
 from training_lab.errors import LabError, UserError
 from training_lab.identity import identity_of
-from training_lab.measurement import peak_memory, throughput
+from training_lab.measurement import milestones, peak_memory, throughput
 from training_lab.memory import advice_for_memory, is_out_of_memory
 from training_lab.model import count_parameters, expected_initial_loss, is_plausible
 from training_lab.optim import describe_groups
@@ -242,6 +242,7 @@ def summarise(trainer: Trainer, folder: RunFolder, outcome: Outcome, segment: in
             "measured": initial,
             "is_plausible": None if initial is None else is_plausible(initial, expected),
         },
+        "milestones": milestones(updates, evaluations),
         "throughput": throughput(updates, trainer.config.measure.warmup_updates),
         "last_process": {
             "segment": segment,
