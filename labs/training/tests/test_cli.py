@@ -179,6 +179,27 @@ def test_sample_streams_text_of_every_tokenizer_and_repeats_it_for_a_seed(tokeni
         assert "no token for 'Z' (U+005A), 'b' (U+0062)" in refused.stderr
 
 
+def test_korean_names_work_in_a_locale_that_knows_no_utf8(tmp_path: Path) -> None:
+    words = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    folder = tmp_path / "글 모음"
+    folder.mkdir()
+    (folder / "이야기.txt").write_text(
+        "\n\n".join(f"{i}번째 이야기에는 낱말이 몇 개 있다" for i in range(200)), encoding="utf-8"
+    )
+    base = {"extends": str(TINY), "purpose": "한국어", "data": {"source": "files", "paths": ["글 모음/*.txt"]}}
+    (tmp_path / "설정.json").write_text(json.dumps(base, ensure_ascii=False), encoding="utf-8")
+    options = ("--set", "data.documents=paragraph", "--set", "train.updates=2", "--set", "schedule.warmup_updates=0")
+    done = run("train", "--config", "설정.json", "--runs", "실행", *options, env=words)
+    assert done.returncode == 0, done.stderr
+    assert "한국어" in done.stdout
+    listed = run("runs", "--runs", "실행", env=words).stdout
+    assert "설정-" in listed
+    manifest = list_runs(tmp_path / "실행")[0].read_json("data-manifest.json")
+    assert manifest["source"]["files"][0]["name"] == "글 모음/이야기.txt"
+    sampled = run("sample", "latest", "--runs", "실행", "--prompt", "이야기", "--tokens", "3", env=words)
+    assert sampled.stdout.startswith("이야기")
+
+
 def test_runs_lists_newest_first_with_states(copied: RunFolder) -> None:
     train_tiny("--stop-after", "2", "--set", "train.seed=9")
     listed = json.loads(run("runs", "--json").stdout)

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 good, 1 it failed, 2 the input is wrong, 130 or 143 stopped."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the locale may know less than the texts that are printed
-            stream.reconfigure(encoding="utf-8", errors="replace")
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     options = make_parser().parse_args(arguments)
     try:
         code: int = options.run(options)
@@ -168,14 +168,21 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
     try:
         summary = run.read_json(record.SUMMARY)
     except LabError:
-        summary = {}
+        summary = None
+
+    def said(*keys: str) -> Any:
+        value = summary
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
     return {
         "run": run.run_id,
         "state": run.state(),
-        "updates": summary.get("updates"),
-        "planned_updates": summary.get("planned_updates"),
-        "val_loss": summary.get("val_loss", {}).get("last"),
-        "target_tokens_per_s": summary.get("throughput", {}).get("target_tokens_per_s"),
+        "updates": said("updates"),
+        "planned_updates": said("planned_updates"),
+        "val_loss": said("val_loss", "last"),
+        "target_tokens_per_s": said("throughput", "target_tokens_per_s"),
         "folder": str(run.path),
     }
 

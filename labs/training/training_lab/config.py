@@ -36,8 +36,8 @@ def derived(says: str, rule: Callable[[Getter], Any], **limits: Any) -> Any:
 
 
 def setting(default: Any, **limits: Any) -> Any:
-    """A field with limits: `at_least`, `above`, `at_most`, `below`; or `only=(key, value)`, outside which it
-    has no effect."""
+    """A field with limits: `at_least`, `above`, `at_most`, `below`; or `only=(key, value, ...)`, without one of which
+    it has no effect."""
     return field(default=default, metadata=limits)
 
 
@@ -53,6 +53,7 @@ class DataConfig:
     documents: Literal["file", "paragraph"] = derived(
         "paragraph for shakespeare, else file",
         lambda get: "paragraph" if get("data.source") == "shakespeare" else "file",
+        only=("data.source", "stdlib", "files", "shakespeare"),
     )
     """What one document is: a whole file, or the part of it up to and including a blank line."""
     synthetic_documents: int = setting(512, at_least=2, only=("data.source", "synthetic"))
@@ -69,19 +70,21 @@ class DataConfig:
     """Where downloads are kept. Says where, not what: no part of the config's identity."""
 
     def problems(self) -> Iterator[Problem]:
-        if self.source == "files" and not self.paths:
-            yield Problem("data.paths", "the source 'files' needs at least one file, folder or glob here")
+        if self.source == "files" and not all(self.paths or [""]):
+            yield Problem(
+                "data.paths", "the source 'files' needs at least one file, folder or glob here, none of them empty"
+            )
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The decoder's size."""
 
-    num_layers: int = setting(6, at_least=1)
+    num_layers: int = setting(6, at_least=1, at_most=10_000)
     """Transformer blocks."""
-    d_model: int = setting(256, at_least=1)
+    d_model: int = setting(256, at_least=1, at_most=1 << 20)
     """Width of the residual stream."""
-    num_heads: int = setting(4, at_least=1)
+    num_heads: int = setting(4, at_least=1, at_most=1 << 20)
     """Attention heads; they share the width evenly."""
     max_positions: int = setting(256, at_least=2)
     """Longest piece of text that the model can see at once, in tokens."""
@@ -90,8 +93,8 @@ class ModelConfig:
 
     def problems(self) -> Iterator[Problem]:
         if self.d_model % self.num_heads:
-            near = [heads for heads in range(1, self.d_model + 1) if self.d_model % heads == 0]
-            best = min(near, key=lambda heads: abs(heads - self.num_heads))
+            divisors = (heads for heads in range(1, self.d_model + 1) if self.d_model % heads == 0)
+            best = min(divisors, key=lambda heads: abs(heads - self.num_heads))
             yield Problem(
                 "model.num_heads",
                 f"must divide model.d_model = {self.d_model}, got {self.num_heads}; the nearest that does is {best}",
@@ -136,7 +139,12 @@ class OptimizerConfig:
     """AdamW; weight decay on matrices only."""
     max_lr: float = setting(3e-4, above=0.0)
     """Learning rate at the end of the warm-up."""
-    min_lr: float = derived("a tenth of optimizer.max_lr", lambda get: get("optimizer.max_lr") / 10, at_least=0.0)
+    min_lr: float = derived(
+        "a tenth of optimizer.max_lr",
+        lambda get: get("optimizer.max_lr") / 10,
+        at_least=0.0,
+        only=("schedule.name", "cosine", "wsd"),
+    )
     """Learning rate at the end of the run."""
     beta1: float = setting(0.9, at_least=0.0, below=1.0)
     """Decay of the mean of gradients."""
@@ -169,7 +177,9 @@ class ScheduleConfig:
     """Updates over which the learning rate rises linearly to max_lr. The first is never 0."""
     decay_updates: int = derived(
         "20 % of train.updates after the warm-up",
-        lambda get: min(round(0.2 * get("train.updates")), get("train.updates") - get("schedule.warmup_updates")),
+        lambda get: max(
+            0, min(round(0.2 * get("train.updates")), get("train.updates") - get("schedule.warmup_updates"))
+        ),
         at_least=0,
         only=("schedule.name", "wsd"),
     )

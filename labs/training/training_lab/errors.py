@@ -8,6 +8,11 @@ class LabError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str) -> None:
+        """Whatever the message quotes stays on its line: control characters are shown escaped."""
+        shown = (c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in message)
+        super().__init__("".join(shown))
+
 
 class UserError(LabError):
     """A mistake in what the person gave: a config, an argument, a file. Nothing was changed."""

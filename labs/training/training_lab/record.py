@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -79,14 +80,18 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Held by the one process that trains in the folder; it ends with the process, however that ends."""
         with open(self.file(LOCK), "a+", encoding="utf-8") as file:
-            if not try_lock(file):
+            for _ in range(10):  # a process that only looks whether the run is going on holds the lock for a moment
+                if try_lock(file):
+                    break
+                time.sleep(0.1)
+            else:
                 raise UserError(f"{self.path}: another process is training in this run now; wait for it, or use --new")
             yield
 
     def is_locked(self) -> bool:
         """Whether a process is training in the folder now."""
         try:
-            with open(self.file(LOCK), "a+", encoding="utf-8") as file:
+            with open(self.file(LOCK), encoding="utf-8") as file:
                 return not try_lock(file)
         except OSError:
             return False
@@ -173,8 +178,9 @@ def find_run(runs_dir: Path, text: str) -> RunFolder:
     if text == "latest":
         return runs[0]
     found = [run for run in runs if run.run_id.startswith(text)]
-    if len(found) == 1:
-        return found[0]
+    exact = [run for run in found if run.run_id == text]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
     if found:
         raise UserError(f"{text}: stands for {len(found)} runs: {', '.join(run.run_id for run in found[:5])}")
     raise UserError(f"{text}: no such run in {runs_dir}; the newest there is {runs[0].run_id}")

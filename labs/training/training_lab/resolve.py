@@ -23,6 +23,8 @@ from training_lab.identity import identity_of, sha256_of_bytes
 
 EXPERIMENTS = Path(__file__).resolve().parent.parent / "experiments"
 SUFFIXES = (".json", ".yaml", ".yml")
+DEFAULT = "default"
+DERIVED = "derived: "
 
 
 class ConfigFile(NamedTuple):
@@ -61,12 +63,13 @@ class Resolved(NamedTuple):
     def warnings(self) -> list[str]:
         """What works but is likely not what was meant: values that have no effect, intervals too long."""
         found = [f"{p.key}: {p.message}" for p in self.config.problems() if not p.is_fatal]
-        values = flatten(values_of(self.config))
+        values = flatten(values_of(self.config), self.name)
         for key, one in fields_by_key().items():
             only = one.metadata.get("only")
-            is_chosen = not self.origins[key].startswith(("default", "derived"))
-            if only and is_chosen and values[only[0]] != only[1]:
-                found.append(f"{key}: has no effect, because {only[0]} is {values[only[0]]!r} and not {only[1]!r}")
+            is_chosen = self.origins[key] != DEFAULT and not self.origins[key].startswith(DERIVED)
+            if only and is_chosen and values[only[0]] not in only[1:]:
+                wanted = " or ".join(map(repr, only[1:]))
+                found.append(f"{key}: has no effect, because {only[0]} is {values[only[0]]!r} and not {wanted}")
         return found
 
 
@@ -95,13 +98,15 @@ def resolve_config(name_or_file: str, overrides: Iterable[str] = ()) -> Resolved
 def config_from_record(record: Mapping[str, Any], label: str) -> Resolved:
     """The config of a run's `config.json`. Raises UserError if it is not one that this version understands."""
     try:
-        entries = {key: Entry(value, label) for key, value in flatten(record["values"]).items()}
+        entries = {key: Entry(value, label) for key, value in flatten(record["values"], label).items()}
         config, _ = build(entries)
         files = [ConfigFile(**file) for file in record["files"]]
-        resolved = Resolved(str(record["name"]), config, dict(record["origins"]), files, tuple(record["arguments"]))
-    except (KeyError, TypeError) as error:
+        origins, arguments = dict(record["origins"]), tuple(record["arguments"])
+        resolved = Resolved(str(record["name"]), config, origins, files, arguments)
+        identity = record["identity"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{label}: not the record of a config ({error})") from error
-    if resolved.identity != record["identity"]:
+    if resolved.identity != identity:
         raise UserError(f"{label}: its values do not have the identity that is written in it; it was changed")
     return resolved
 
@@ -136,9 +141,8 @@ def read_chain(path: Path) -> tuple[list[ConfigFile], dict[str, Entry]]:
         label = label_of(following)
         content, values = read_mapping(following)
         files.append(ConfigFile(label, sha256_of_bytes(content)))
-        base = values.pop("extends", None)
+        following = base_path(following, values.pop("extends")) if "extends" in values else None
         layers.append(entries_of(values, label))
-        following = None if base is None else base_path(following, base)
     merged: dict[str, Entry] = {}
     for layer in reversed(layers):
         merged.update(layer)
@@ -207,6 +211,8 @@ def parse_json(text: str, label: str) -> Any:
         return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except json.JSONDecodeError as error:
         raise UserError(f"{label}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or brackets within brackets
+        raise UserError(f"{label}: cannot be read as JSON: {error}") from error
 
 
 def parse_yaml(text: str, label: str) -> Any:
@@ -220,10 +226,12 @@ def parse_yaml(text: str, label: str) -> Any:
 
     class UniqueKeyLoader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys: set[Any] = set()
+            keys: set[str] = set()
             for key_node, _ in node.value:
+                line = key_node.start_mark.line + 1
+                if not isinstance(key_node, yaml.ScalarNode):
+                    raise UserError(f"{label}:{line}: a key must be a plain word")
                 if key_node.value in keys:
-                    line = key_node.start_mark.line + 1
                     raise UserError(
                         f"{label}:{line}: {key_node.value}: written twice in the same mapping; keep one of them"
                     )
@@ -231,12 +239,14 @@ def parse_yaml(text: str, label: str) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text, UniqueKeyLoader)
+        values = yaml.load(text, UniqueKeyLoader)
+        json.dumps(values, default=str, skipkeys=True)  # refuses what contains itself
+        return values
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{label}:{mark.line + 1}:{mark.column + 1}" if mark else label
         raise UserError(f"{place}: not valid YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{label}: not valid YAML: {error}") from error
 
 
@@ -261,10 +271,12 @@ def entries_of(values: Mapping[str, Any], origin: str) -> dict[str, Entry]:
     """Nested settings by dotted key. Raises UserError for one that does not exist."""
     known = fields_by_key()
     found: dict[str, Entry] = {}
-    for key, value in flatten(values).items():
+    for key, value in flatten(values, origin).items():
         section = key.partition(".")[0]
         if key in known or key == "purpose":
             found[key] = Entry(value, origin)
+        elif key == "extends":
+            raise UserError(f"{origin}: extends: only a file can extend another; name the base with --config")
         elif key in sections():
             raise UserError(f"{origin}: {key}: must be an object of settings, got {show(value)}")
         else:
@@ -279,15 +291,15 @@ def entries_of(values: Mapping[str, Any], origin: str) -> dict[str, Entry]:
     return found
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`. An empty object has no keys."""
+def flatten(values: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`. An empty object has no keys. Raises UserError for a key with a dot."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if "." in str(key):
-            raise UserError(f"{prefix}{key}: a key holds no dot; write one object inside the other")
         dotted = f"{prefix}{key}"
+        if "." in str(key):
+            raise UserError(f"{origin}: {dotted}: a key holds no dot; write one object inside the other")
         if isinstance(value, dict):
-            found.update(flatten(value, dotted + "."))
+            found.update(flatten(value, origin, dotted + "."))
         else:
             found[dotted] = value
     return found
@@ -307,9 +319,9 @@ def build(entries: Mapping[str, Entry]) -> tuple[Config, dict[str, str]]:
             if key in entries:
                 raw, origins[key] = entries[key]
             elif isinstance(default, Derived):
-                raw, origins[key] = default.rule(value_of), f"derived: {default.says}"
+                raw, origins[key] = default.rule(value_of), f"{DERIVED}{default.says}"
             else:
-                raw, origins[key] = default, "default"
+                raw, origins[key] = default, DEFAULT
             values[key] = convert(raw, types[section][name], f"{origins[key]}: {key}")
             check_limits(values[key], known[key].metadata, f"{origins[key]}: {key}")
         return values[key]
@@ -318,7 +330,7 @@ def build(entries: Mapping[str, Entry]) -> tuple[Config, dict[str, str]]:
     for section, cls in sections().items():
         names = [one.name for one in dataclasses.fields(cls)]
         by_section[section] = cls(**{name: value_of(f"{section}.{name}") for name in names})
-    purpose = entries.get("purpose", Entry("", "default"))
+    purpose = entries.get("purpose", Entry("", DEFAULT))
     config = Config(purpose=convert(purpose.value, str, f"{purpose.origin}: purpose"), **by_section)
     for problem in config.problems():
         if problem.is_fatal:
@@ -336,30 +348,44 @@ def convert(value: Any, wanted: Any, place: str) -> Any:
         raise UserError(f"{place}: must be one of {', '.join(choices)}; got {show(value)}{hint}")
     if typing.get_origin(wanted) is tuple:
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-            return tuple(value)
+            return tuple(text_of(item, place) for item in value)
         raise UserError(f'{place}: must be a list of texts such as ["notes/*.txt"], got {show(value)}')
     if wanted is bool and isinstance(value, bool):
         return value
     if wanted is str and isinstance(value, str):
-        return value
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if wanted is int and is_number and math.isfinite(value) and value == int(value):
-        return int(value)
-    if wanted is float and is_number and math.isfinite(value):
-        return float(value)
+        return text_of(value, place)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = finite(value)
+        if wanted is float and number is not None:
+            return number + 0.0  # no −0: it would be another identity for an equal value
+        if wanted is int and number is not None and value == int(value):
+            return int(value)
     words = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}[wanted]
     raise UserError(f"{place}: must be {words}, got {show(value)}{number_hint(value, wanted)}")
 
 
-def number_hint(value: Any, wanted: Any) -> str:
-    """What to write instead, when a number was written as text."""
-    if wanted not in (int, float) or not isinstance(value, str):
-        return ""
+def text_of(value: str, place: str) -> str:
+    """A text that can be written as UTF-8. Raises UserError for half of a surrogate pair."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(f"{place}: is not valid Unicode text: {show(value)}") from error
+    return value
+
+
+def finite(value: Any) -> float | None:
+    """A number as a float, or None if it is none or not finite."""
     try:
         number = float(value)
-    except ValueError:
-        return ""
-    if not math.isfinite(number):
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def number_hint(value: Any, wanted: Any) -> str:
+    """What to write instead, when a number was written as text."""
+    number = finite(value) if wanted in (int, float) and isinstance(value, str) else None
+    if number is None or (wanted is int and number != int(number)):
         return ""
     written = repr(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number)
     if "e" in written and "." not in written:
@@ -389,5 +415,9 @@ def nearest(text: str, known: Iterable[str]) -> str:
 
 def show(value: Any) -> str:
     """A value as it would be written in JSON, with its kind where that is what is wrong."""
-    written = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        written = json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):
+        written = repr(value)
+    written = written if len(written) <= 80 else f"{written[:80]}…"
     return f"the text {written}" if isinstance(value, str) else written

@@ -26,5 +26,5 @@ def learning_rate(config: Config, update: int) -> float:
         return low + 0.5 * (high - low) * (1 + math.cos(math.pi * progress))
     if config.schedule.name == "wsd":
         progress = max(0, update - (updates - decay)) / max(1, decay)
-        return high + (low - high) * progress
+        return high * (1 - progress) + low * progress  # in this form the end is exactly the minimum
     return high

@@ -14,10 +14,12 @@ Rows, by `kind`:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Callable
+from typing import Any, Callable
 
 from training_lab.errors import LabError
 
@@ -31,20 +33,20 @@ class MetricsWriter:
         self.path = path
         end_last_line(path)
         self.num_lines = count_lines(path)
-        self._file: IO[str] = open(path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115 - lives as long as the run
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the run
 
     def write(self, row: Row) -> None:
         """Raises LabError if the disk refuses it."""
-        try:
-            self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise LabError(f"{self.path}: cannot be appended to: {error.strerror}") from error
+        line = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+        with self._errors():
+            while line:
+                line = line[self._file.write(line) :]
         self.num_lines += 1
 
     def sync(self) -> int:
-        """Forces all rows to the disk and says how many lines the file has."""
-        os.fsync(self._file.fileno())
+        """Forces all rows to the disk and says how many lines the file has. Raises LabError if the disk refuses."""
+        with self._errors():
+            os.fsync(self._file.fileno())
         return self.num_lines
 
     def __enter__(self) -> MetricsWriter:
@@ -52,6 +54,13 @@ class MetricsWriter:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LabError(f"{self.path}: cannot be appended to: {error.strerror}") from error
 
 
 class Recorder:
@@ -75,24 +84,28 @@ class Recorder:
 def read_metrics(path: Path) -> list[Row]:
     """The rows that count, in order: superseded ones left out. Raises LabError for a damaged line.
 
-    A line that a killed process left unfinished is passed over; it can only be the last of its process.
+    A line that a killed process left unfinished is passed over; what follows it can only be a `resume`.
     """
     rows: list[Row | None] = []
     try:
         lines = path.read_text("utf-8", errors="replace").split("\n")
     except OSError as error:
         raise LabError(f"{path}: cannot be read: {error.strerror}") from error
-    broken: int | None = None
-    for number, line in enumerate(lines):
-        if number == len(lines) - 1 and not line:
+    unfinished: int | None = None
+    for number, line in enumerate(lines, start=1):
+        if number == len(lines) and not line:
             break
         row = parse_row(line)
-        if broken is not None and not is_resume(row):
-            raise LabError(f"{path}:{broken + 1}: damaged line")
-        broken = number if row is None else None
-        if row is not None and is_resume(row):
-            first = int(row["supersedes_from_line"])
+        if row is None:
+            unfinished = unfinished or number
+        elif is_resume(row):
+            first = row.get("supersedes_from_line")
+            if not isinstance(first, int):
+                raise LabError(f"{path}:{number}: damaged line: it does not say what it supersedes")
             rows[first:] = [None] * (len(rows) - first)
+            unfinished = None
+        elif unfinished is not None:
+            raise LabError(f"{path}:{unfinished}: damaged line")
         rows.append(row)
     return [row for row in rows if row is not None]
 
@@ -114,9 +127,9 @@ def count_processes(path: Path) -> int:
     return sum(row is not None and row.get("event") in ("start", "resume") for row in rows)
 
 
-def is_resume(row: Row | None) -> bool:
+def is_resume(row: Row) -> bool:
     """Whether a row says that the run went on from an earlier state."""
-    return row is not None and row["kind"] == "event" and row.get("event") == "resume"
+    return row["kind"] == "event" and row.get("event") == "resume"
 
 
 def rows_of_kind(rows: list[Row], kind: str) -> list[Row]:
@@ -134,7 +147,7 @@ def end_last_line(path: Path) -> None:
 
 
 def count_lines(path: Path) -> int:
-    """How many ended lines a file has; 0 for one that is not there."""
+    """How many lines a file has; 0 for one that is not there."""
     if not path.exists():
         return 0
     with open(path, "rb") as file:

@@ -7,6 +7,7 @@ content.
 from __future__ import annotations
 
 import glob
+import http.client
 import os
 import re
 import stat
@@ -115,7 +116,7 @@ def read_source(config: DataConfig, source: Source) -> Collection:
 
 def split_paragraphs(text: str) -> list[str]:
     """The parts of a text up to and including each run of blank lines; joined again they are the text."""
-    return [part for part in re.split(r"(?<=\n\n)(?!\n)", text) if part]
+    return [part for part in re.split(r"(?<=\n\n)(?!\n)|(?<=\n\r\n)(?!\r\n)", text) if part]
 
 
 def stdlib_source(config: DataConfig) -> Source:
@@ -144,12 +145,14 @@ def tabs_for_indentation(text: str) -> str:
 
 
 def files_source(config: DataConfig) -> Source:
-    """The user's own files, sorted by the bytes of their names; a file that is listed twice is read once."""
-    found: dict[str, Path] = {}
-    for pattern in config.paths:
-        for path in expand(pattern):
-            found.setdefault(path.as_posix(), path)
-    return Source(sorted(found.items(), key=lambda item: os.fsencode(item[0])), {"paths": list(config.paths)})
+    """The user's own files, sorted by the bytes of their names. A file that is listed twice, by whatever names, is
+    read once."""
+    found: dict[tuple[int, int], tuple[str, Path]] = {}
+    matched = sorted((path for pattern in config.paths for path in expand(pattern)), key=os.fsencode)
+    for path in matched:
+        status = path.stat()
+        found.setdefault((status.st_dev, status.st_ino), (path.as_posix(), path))
+    return Source(list(found.values()), {"paths": list(config.paths)})
 
 
 def expand(pattern: str) -> Iterator[Path]:
@@ -164,21 +167,33 @@ def expand(pattern: str) -> Iterator[Path]:
             )
     num_files = 0
     for match in matches:
-        inside = text_files_below(match) if match.is_dir() else [match]
-        for file in inside:
-            if not stat.S_ISREG(file.stat().st_mode):
-                raise UserError(f"data.paths: {file}: not a regular file")
-            if file.suffix in OTHER_FORMATS:
-                raise UserError(f"data.paths: {file}: only plain text is read, not {file.suffix}; unpack or convert it")
+        for file in text_files_below(match) if match.is_dir() else [match]:
+            check_is_text_file(file)
             num_files += 1
             yield file
     if not num_files:
         raise UserError(f"data.paths: {pattern}: holds no {', '.join(TEXT_SUFFIXES)} file")
 
 
+def check_is_text_file(path: Path) -> None:
+    """Refuses what is not a file of plain text, without opening it: a pipe would block."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise UserError(f"data.paths: {path}: cannot be read: {error.strerror} (a link that leads nowhere?)") from error
+    if not stat.S_ISREG(mode):
+        raise UserError(f"data.paths: {path}: not a regular file")
+    if path.suffix in OTHER_FORMATS:
+        raise UserError(f"data.paths: {path}: only plain text is read, not {path.suffix}; unpack or convert it")
+
+
 def text_files_below(folder: Path) -> Iterator[Path]:
     """The text files of a folder and those inside it; links to folders are not followed."""
-    for place, _, names in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"data.paths: {error.filename}: cannot be listed: {error.strerror}") from error
+
+    for place, _, names in os.walk(folder, onerror=refuse):
         for name in names:
             path = Path(place) / name
             if path.suffix in TEXT_SUFFIXES and path.is_file():
@@ -201,15 +216,20 @@ def shakespeare_source(config: DataConfig) -> Source:
 def download(url: str, sha256: str, path: Path) -> None:
     """Puts the file at `url` at `path`, if its content has the hash; otherwise nothing is left there."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"data.cache_dir: {path.parent}: cannot be made: {error.strerror}") from error
+    try:
         with urllib.request.urlopen(url, timeout=60) as answer:
             content: bytes = answer.read()
-    except (urllib.error.URLError, OSError) as error:
-        reason = getattr(error, "reason", error)
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        reason = getattr(error, "reason", None) or error
         raise LabError(f"{url}: cannot be downloaded: {reason}; or put the file at {path} yourself") from error
     got = sha256_of_bytes(content)
     if got != sha256:
         raise LabError(f"{url}: has SHA-256 {got}, expected {sha256}; not used")
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
 
 
