@@ -7,30 +7,30 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: smoke baseline test lint types floors unit clean
 .DELETE_ON_ERROR:
 
 smoke baseline: $(VENV)/trains
-	cd labs/training && $(BIN)/python -m training_lab train --config $@ --new
+	cd labs/training && "$(BIN)/python" -m training_lab train --config $@ --new
 	@echo "The run is in labs/training/.runs. To use the commands above: . $(VENV)/bin/activate && cd labs/training"
 
 test: lint types floors unit
 
 lint: $(VENV)/tests
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
 
 types: $(VENV)/tests
-	$(BIN)/mypy
+	"$(BIN)/mypy"
 
 floors: $(VENV)/tests
-	$(BIN)/lint-imports
-	$(BIN)/vermin --quiet --no-tips --eval-annotations --target=3.9- --violations $(shell cat tools/python39.txt)
+	"$(BIN)/lint-imports"
+	"$(BIN)/vermin" --quiet --no-tips --eval-annotations --target=3.9- --violations $(shell cat tools/python39.txt)
 
 unit: $(VENV)/tests
-	$(BIN)/python -m pytest
+	"$(BIN)/python" -m pytest
 
 $(VENV)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

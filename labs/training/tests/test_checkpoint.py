@@ -22,7 +22,7 @@ from training_lab.errors import LabError, UserError
 from training_lab.optim import restore_optimizer
 from training_lab.precision import choose_hardware
 
-FACTS = {"metrics_lines": 3}
+FACTS = {"metrics_lines": 3, "weights_sha256": "0" * 64}
 
 
 def make_state(value: float) -> dict[str, Any]:
@@ -128,7 +128,9 @@ def test_a_process_killed_at_any_step_of_a_save_leaves_a_whole_checkpoint(tmp_pa
     assert die_at > 8
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "lose", "description", "empty description"])
+@pytest.mark.parametrize(
+    "damage", ["flip", "truncate", "lose", "description", "empty description", "other keys", "folder"]
+)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(folder: Path, damage: str) -> None:
     save(folder, 1)
     save(folder, 2)
@@ -143,8 +145,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(folder: Path, 
         (path / "state.pt").unlink()
     elif damage == "description":
         (path / "checkpoint.json").write_text("{")
+    elif damage == "folder":
+        (path / "state.pt").unlink()
+        (path / "state.pt").mkdir()
     else:
-        (path / "checkpoint.json").write_text("{}")
+        (path / "checkpoint.json").write_text("{}" if damage == "empty description" else '{"format": 1}')
     found, damaged = newest_good(folder)
     assert found is not None
     assert found.update == 1

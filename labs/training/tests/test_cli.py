@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from tiny import TINY, run, train_tiny
 
+from training_lab import cli
 from training_lab.identity import identity_of
 from training_lab.record import METRICS, SUMMARY, RunFolder, list_runs
 
@@ -123,6 +125,8 @@ def test_verify_finds_a_loss_that_was_made_up(copied: RunFolder) -> None:
         (("verify", "latest", "--replay", "13"), "can be replayed from update 0, 9, 12"),
         (("verify", "latest", "--replay", "1", "--from", "5"), "can be replayed from update 0, 9, 12"),
         (("verify", "latest", "--replay", "-1"), "must be 0 or more"),
+        (("verify", "latest", "--from", "9"), "has no effect without --replay"),
+        (("train", "--config", "smoke.cfg"), "smoke.cfg"),
         (("verify", "nonsense"), "no such run in .runs; the newest there is"),
         (("verify", "."), "not the folder of a run"),
         (("eval", "latest", "--update", "5"), "kept are those of update 9, 12"),
@@ -152,6 +156,31 @@ def test_wrong_input_gets_one_line_and_2_and_changes_nothing(
     assert [path for path in sorted(copied.path.parent.rglob("*")) if path.name != ".lock"] == [
         path for path in before if path.name != ".lock"
     ]
+
+
+DAMAGES = ["{", "[]", "null", "3", "{}", '{"updates": "x"}', '{"identity": 1, "files": [], "processes": {}}']
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "source.json", "environment.json", "data-manifest.json", "summary.json"]
+)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_of_the_record_is_named_without_a_traceback(copied: RunFolder, name: str, damage: str) -> None:
+    copied.file(name).write_text(damage)
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = cli.main(["verify", copied.run_id, "--replay", "1"])
+    assert code == 1
+    assert name in out.getvalue() + err.getvalue()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert cli.main(["runs"]) == 0
+    assert copied.run_id in out.getvalue()
+
+
+def test_a_damaged_newest_checkpoint_is_named_when_an_older_one_is_used(copied: RunFolder) -> None:
+    copied.file("checkpoints/update-000012/state.pt").write_bytes(b"")
+    done = run("eval", copied.run_id)
+    assert "after update 9" in done.stdout
+    assert "update-000012: damaged" in done.stderr
 
 
 def test_eval_measures_what_the_run_recorded(finished: Path) -> None:
@@ -230,6 +259,13 @@ def test_a_run_that_is_not_finite_stops_with_1_and_says_so_in_its_summary() -> N
     assert "The optimizer step was not made" in done.stdout
     assert "Traceback" not in done.stderr
     assert run("verify", "latest").returncode == 0
+
+
+def test_a_model_that_does_not_fit_at_all_is_told_in_a_line() -> None:
+    done = run("train", "--config", str(TINY), "--set", "model.d_model=400000")
+    assert done.returncode == 1
+    assert "out of memory" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_running_out_of_memory_names_the_settings_to_change() -> None:

@@ -381,3 +381,13 @@ def test_a_record_without_one_of_its_parts_is_refused(key: str) -> None:
     del stored[key]
     with pytest.raises(UserError, match=r"^run/config\.json: .*\Z"):
         config_from_record(stored, "run/config.json")
+
+
+def test_the_config_of_a_run_can_be_given_as_a_config_again() -> None:
+    original = resolve({"optimizer": {"max_lr": 2e-3}}, "train.seed=5")
+    again = resolve_config(write("run/config.json", original.record()))
+    assert again.identity == original.identity
+    assert again.name == original.name
+    changed = resolve_config("run/config.json", ["train.seed=6"])
+    assert changed.config.optimizer.max_lr == 2e-3
+    assert changed.config.train.seed == 6

@@ -237,6 +237,58 @@ def test_a_run_on_other_data_is_not_continued_and_the_file_is_named(tmp_path: Pa
     assert "its data have changed since: 1 source files changed (text.txt)" in done.stderr
 
 
+def test_metrics_that_lost_rows_are_noticed_before_anything_is_trained() -> None:
+    train_tiny("--stop-after", "7")
+    path = only_run().file(METRICS)
+    lines = path.read_text().splitlines(keepends=True)
+    for kept, message in (
+        (lines[:3], "rows are lost, among them update 2"),
+        ([*lines[:3], "{\n", *lines[4:]], ":4: damaged"),
+    ):
+        path.write_text("".join(kept))
+        done = run("train", "--config", str(TINY))
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert path.read_text() == "".join(kept)
+        verified = run("verify", "latest")
+        assert verified.returncode == 1
+        assert "Traceback" not in verified.stderr
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_training(never_stopped: RunFolder) -> None:
+    process = start("train", "--config", str(TINY))
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr as err:
+        assert err.read() == ""
+    assert process.wait(60) == 0
+    assert_equals(only_run(), never_stopped)
+
+
+def test_a_folder_that_may_be_the_run_to_go_on_with_is_not_passed_over() -> None:
+    train_tiny("--stop-after", "3")
+    only_run().file("config.json").write_text("{")
+    done = run("train", "--config", str(TINY))
+    assert done.returncode == 1
+    assert "it may be the run to go on with" in done.stderr
+    assert len(list_runs(Path(".runs"))) == 1
+
+
+def test_stopping_where_the_run_is_already_past_is_refused() -> None:
+    train_tiny("--stop-after", "5")
+    done = run("train", "--config", str(TINY), "--stop-after", "4")
+    assert done.returncode == 2
+    assert "the run is already at update 5" in done.stderr
+
+
+def test_a_run_can_be_repeated_from_its_folder_alone(never_stopped: RunFolder) -> None:
+    done = run("train", "--config", str(never_stopped.file("config.json")))
+    assert done.returncode == 0, done.stderr
+    assert_equals(only_run(), never_stopped)
+
+
 def test_another_number_of_threads_is_said_when_a_run_goes_on_with_it() -> None:
     threads = ("--set", "train.num_threads=0")
     first = run(
@@ -247,4 +299,8 @@ def test_another_number_of_threads_is_said_when_a_run_goes_on_with_it() -> None:
     if len(os.sched_getaffinity(0)) == 1:
         pytest.skip("this machine has one CPU: the number of threads cannot differ")
     assert "differs from the last in num_threads, usable_cpus" in second.stdout
-    assert len(only_run().read_json("environment.json")["processes"]) == 2
+    processes = only_run().read_json("environment.json")["processes"]
+    assert [(process["segment"], process["num_threads"]) for process in processes] == [
+        (1, 1),
+        (2, len(os.sched_getaffinity(0))),
+    ]

@@ -10,7 +10,6 @@ there is always a whole checkpoint once the first was saved, wherever the proces
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -23,11 +22,12 @@ import torch
 
 from training_lab.errors import LabError
 from training_lab.identity import sha256_of_file
-from training_lab.record import LAST_CHECKPOINT, UNFINISHED_PREFIX, json_text, sync_folder
+from training_lab.record import LAST_CHECKPOINT, UNFINISHED_PREFIX, json_text, sync_file, sync_folder
 
 FORMAT = 1
 STATE = "state.pt"
 DESCRIPTION = "checkpoint.json"
+DESCRIBED = {"bytes": int, "sha256": str, "metrics_lines": int, "weights_sha256": str}
 NAME = re.compile(r"update-(\d{6,})")
 
 
@@ -43,18 +43,25 @@ class Checkpoint(NamedTuple):
             description: dict[str, Any] = json.loads((self.path / DESCRIPTION).read_text("utf-8"))
             if description["format"] != FORMAT:
                 raise LabError(f"{self.path}: written in format {description['format']}; this version reads {FORMAT}")
-            return description
+            for key, kind in DESCRIBED.items():
+                if not isinstance(description[key], kind):
+                    raise TypeError(key)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LabError(f"{self.path}: damaged: its {DESCRIPTION} cannot be read") from error
+        return description
 
     def verify(self) -> dict[str, Any]:
         """Compares the state with its description, and returns that. Raises LabError if it is damaged."""
         description = self.describe()
         state = self.path / STATE
-        size = state.stat().st_size if state.is_file() else -1
+        try:
+            size = state.stat().st_size
+            sha256 = sha256_of_file(state)
+        except OSError as error:
+            raise LabError(f"{self.path}: damaged: {STATE} cannot be read: {error.strerror}") from error
         if size != description["bytes"]:
-            raise LabError(f"{self.path}: damaged: {STATE} has {max(size, 0)} bytes, had {description['bytes']}")
-        if sha256_of_file(state) != description["sha256"]:
+            raise LabError(f"{self.path}: damaged: {STATE} has {size} bytes, had {description['bytes']}")
+        if sha256 != description["sha256"]:
             raise LabError(f"{self.path}: damaged: the SHA-256 of {STATE} differs")
         return description
 
@@ -89,9 +96,10 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def save_checkpoint(folder: Path, update: int, state: dict[str, Any], facts: dict[str, Any]) -> Checkpoint:
-    """Saves `state` as the checkpoint after `update`; one that is already there is replaced.
+    """Saves `state` as the checkpoint after `update`, of which there is none yet.
 
-    Raises LabError if the disk does not take it; the older checkpoints are then as they were.
+    `facts` are what its description says besides: at least `metrics_lines` and `weights_sha256`. Raises LabError if the
+    disk does not take it; the older checkpoints are then as they were.
     """
     final = folder / f"update-{update:06d}"
     aside = folder / f"{UNFINISHED_PREFIX}{final.name}"
@@ -105,8 +113,7 @@ def save_checkpoint(folder: Path, update: int, state: dict[str, Any], facts: dic
                 torch.save(state, hashing)  # type: ignore[arg-type]  # it asks for write and flush only
             finally:
                 written = hashing.size
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
         description = {
             "format": FORMAT,
             "update": update,
@@ -116,14 +123,10 @@ def save_checkpoint(folder: Path, update: int, state: dict[str, Any], facts: dic
         }
         with open(aside / DESCRIPTION, "w", encoding="utf-8") as text_file:
             text_file.write(json_text(description))
-            text_file.flush()
-            os.fsync(text_file.fileno())
+            sync_file(text_file)
         sync_folder(aside)
-        if final.exists():  # damaged, or saved before by a run that was killed since: it cannot be renamed over
-            shutil.rmtree(final)
         os.rename(aside, final)
         sync_folder(folder)
-        link_last(final / STATE, folder.parent / LAST_CHECKPOINT)
     except (OSError, RuntimeError) as error:
         cause = error if isinstance(error, OSError) else error.__context__
         if not isinstance(cause, OSError):
@@ -134,30 +137,37 @@ def save_checkpoint(folder: Path, update: int, state: dict[str, Any], facts: dic
             f"{final}: cannot be saved: {cause.strerror} after {written:,} bytes, {free:,} bytes are free; "
             "make room and give the same command again: the checkpoints before it are whole"
         ) from error
+    link_last(final / STATE, folder.parent / LAST_CHECKPOINT)
     return Checkpoint(update, final)
 
 
 def link_last(state: Path, name: Path) -> None:
     """Gives the last state its second name: a hard link, or a copy where the file system has none."""
     aside = name.with_name(f"{UNFINISHED_PREFIX}{name.name}")
-    with contextlib.suppress(FileNotFoundError):
-        aside.unlink()
     try:
-        os.link(state, aside)
-    except OSError:
-        shutil.copyfile(state, aside)
-    os.replace(aside, name)
+        aside.unlink(missing_ok=True)
+        try:
+            os.link(state, aside)
+        except OSError:
+            with open(state, "rb") as source, open(aside, "wb") as target:
+                shutil.copyfileobj(source, target)
+                sync_file(target)
+        os.replace(aside, name)
+    except OSError as error:
+        raise LabError(f"{name}: cannot be made: {error.strerror}; the checkpoint itself, {state}, is whole") from error
 
 
 def remove_old(folder: Path, keep_last: int, best_update: int | None) -> None:
     """Removes all but the newest `keep_last` checkpoints and the best one, and what a crash left unfinished."""
-    for old in list_checkpoints(folder)[keep_last:]:
-        if old.update != best_update:
-            # Renamed first, so that a crash in the middle leaves no folder that looks whole.
-            doomed = old.path.with_name(f"{UNFINISHED_PREFIX}{old.path.name}")
-            os.rename(old.path, doomed)
-    for left in folder.glob(f"{UNFINISHED_PREFIX}*"):
-        shutil.rmtree(left)
+    try:
+        for old in list_checkpoints(folder)[keep_last:]:
+            if old.update != best_update:
+                # Renamed first, so that a crash in the middle leaves no folder that looks whole.
+                os.rename(old.path, old.path.with_name(f"{UNFINISHED_PREFIX}{old.path.name}"))
+        for left in folder.glob(f"{UNFINISHED_PREFIX}*"):
+            shutil.rmtree(left)
+    except OSError as error:
+        raise LabError(f"{folder}: old checkpoints cannot be removed: {error.filename}: {error.strerror}") from error
 
 
 def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from training_lab import record
 from training_lab.errors import LabError, UserError
+from training_lab.output import forget_output
 from training_lab.record import RunFolder, find_run, list_runs
 from training_lab.resolve import resolve_config
 
@@ -34,8 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()
+    except BrokenPipeError:  # whoever read the output has gone, as in `... | head`
+        forget_output()
+        return 1
+    except OSError as error:
+        print(f"error: {error.filename or 'the system'}: {error.strerror}", file=sys.stderr)
         return 1
 
 
@@ -157,8 +161,8 @@ def runs_command(options: argparse.Namespace) -> int:
     print(f"{'run':<{width}}  {'state':<22}  {'updates':>13}  {'val_loss':>8}  {'tokens/s':>10}")
     for run in described:
         updates = f"{run['updates']}/{run['planned_updates']}" if run["updates"] is not None else ""
-        val_loss = "" if run["val_loss"] is None else f"{run['val_loss']:.4f}"
-        speed = "" if run["target_tokens_per_s"] is None else f"{run['target_tokens_per_s']:,.0f}"
+        val_loss = f"{run['val_loss']:.4f}" if isinstance(run["val_loss"], float) else ""
+        speed = f"{run['target_tokens_per_s']:,.0f}" if isinstance(run["target_tokens_per_s"], float) else ""
         print(f"{run['run']:<{width}}  {run['state']:<22}  {updates:>13}  {val_loss:>8}  {speed:>10}")
     return 0
 
@@ -192,6 +196,8 @@ def verify_command(options: argparse.Namespace) -> int:
     run = find_run(options.runs, options.RUN)
     if options.replay < 0:
         raise UserError(f"--replay {options.replay}: must be 0 or more updates")
+    if options.start is not None and not options.replay:
+        raise UserError(f"--from {options.start}: has no effect without --replay N")
     need_training_packages()
     from training_lab.verify import verify_run
 
@@ -217,6 +223,7 @@ def eval_command(options: argparse.Namespace) -> int:
     from training_lab.remeasure import evaluate_run
 
     result = evaluate_run(run, options.update)
+    warn_of_damage(result["damaged_checkpoints"])
     if options.json:
         print(json.dumps(result, ensure_ascii=False))
     else:
@@ -233,6 +240,10 @@ def sample_command(options: argparse.Namespace) -> int:
     for name, value, smallest in limits:
         if not value >= smallest:
             raise UserError(f"{name} {value}: must be at least {smallest}")
+    try:
+        options.prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError("--prompt: is not UTF-8 text") from error
     if not options.prompt:
         raise UserError("--prompt: must not be empty; the model needs at least one token to go on from")
     run = find_run(options.runs, options.RUN)
@@ -241,6 +252,7 @@ def sample_command(options: argparse.Namespace) -> int:
     from training_lab.sample import sample_tokens, stream_text
 
     restored = restore_model(run, options.update)
+    warn_of_damage(restored.damaged)
     prompt = restored.tokenizer.encode([options.prompt])[0].tolist()
     tokens = sample_tokens(
         restored.model,
@@ -257,6 +269,12 @@ def sample_command(options: argparse.Namespace) -> int:
         sys.stdout.flush()
     print()
     return 0
+
+
+def warn_of_damage(damaged: list[str]) -> None:
+    """Says which checkpoints were passed over."""
+    for message in damaged:
+        print(f"warning: {message}; an older checkpoint is used", file=sys.stderr)
 
 
 def need_training_packages() -> None:

@@ -199,7 +199,7 @@ class PrecisionConfig:
 class TrainConfig:
     """How long, from which random start, and where."""
 
-    updates: int = setting(200, at_least=1)
+    updates: int = setting(200, at_least=1, at_most=10**12)
     """Optimizer steps."""
     seed: int = setting(1337, at_least=0, below=2**63)
     """Seed of initial weights and dropout; of the data's order too, unless data.order_seed says otherwise."""
@@ -275,6 +275,13 @@ class Config:
                 "batch.block_size",
                 f"must not exceed model.max_positions = {self.model.max_positions}, got {self.batch.block_size}",
             )
+        if self.batch.layout == "windows" and self.batch.block_size < self.model.max_positions:
+            yield Problem(
+                "batch.block_size",
+                f"{self.batch.block_size} is less than model.max_positions = {self.model.max_positions}: the positions "
+                "after it are never trained, but used when the model is evaluated and sampled",
+                is_fatal=False,
+            )
         if self.schedule.warmup_updates >= updates and self.schedule.warmup_updates > 0:
             yield Problem(
                 "schedule.warmup_updates",
@@ -291,6 +298,12 @@ class Config:
                 "checkpoint.every",
                 f"{self.checkpoint.every} is more than the {updates} updates of the run: only its last state will be "
                 "saved, and a run that is killed starts from its beginning",
+                is_fatal=False,
+            )
+        if self.measure.warmup_updates >= updates:
+            yield Problem(
+                "measure.warmup_updates",
+                f"{self.measure.warmup_updates} leaves none of the {updates} updates to measure the speed of",
                 is_fatal=False,
             )
         if self.eval.every > updates:

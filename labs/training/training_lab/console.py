@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
+from training_lab.output import forget_output, print_line
 from training_lab.record import RunFolder
 from training_lab.tracking import Row
 
@@ -29,7 +31,11 @@ EVENT_TEXTS = {
 
 
 class Console(Protocol):
-    """Where finished values are shown."""
+    """Where finished values are shown. Entered for as long as it shows something live."""
+
+    def __enter__(self) -> Console: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
     def preparing(self, what: str) -> None:
         """Before work that takes seconds and shows nothing else."""
@@ -43,8 +49,8 @@ class Console(Protocol):
     def warn(self, message: str) -> None:
         """Something that the person should know and that stops nothing."""
 
-    def end(self, summary: dict[str, Any], folder: RunFolder, command: str) -> None:
-        """After the last update."""
+    def end(self, summary: dict[str, Any], folder: RunFolder, command: str, prompt: str) -> None:
+        """After the last update: what came out, the command that continues, and a text to sample from."""
 
 
 def make_console(as_json: bool) -> Console:
@@ -57,6 +63,11 @@ def make_console(as_json: bool) -> Console:
 class JsonConsole:
     """One JSON object a line on standard output: the rows of the metrics between `begin` and `end`."""
 
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
     def preparing(self, what: str) -> None:
         """Programs wait for `begin`."""
 
@@ -64,12 +75,12 @@ class JsonConsole:
         self.row({"kind": "begin", **facts, "continue_with": command})
 
     def row(self, row: Row) -> None:
-        print(json.dumps(row, ensure_ascii=False, allow_nan=False), flush=True)
+        print_line(json.dumps(row, ensure_ascii=False, allow_nan=False))
 
     def warn(self, message: str) -> None:
         self.row({"kind": "warning", "message": message})
 
-    def end(self, summary: dict[str, Any], folder: RunFolder, command: str) -> None:
+    def end(self, summary: dict[str, Any], folder: RunFolder, command: str, prompt: str) -> None:
         self.row({"kind": "end", "folder": str(folder.path), **summary})
 
 
@@ -77,35 +88,44 @@ class PlainConsole:
     """Lines for files and pipes: each update of a short run, about every twentieth part of a long one."""
 
     def __init__(self) -> None:
-        self.line = Progress()
+        self.figures = Figures()
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
     def preparing(self, what: str) -> None:
         self.print(f"{what} …")
 
     def begin(self, facts: dict[str, Any], command: str) -> None:
-        self.line.begin(facts)
+        self.figures.begin(facts)
         for text in opening_lines(facts, command):
             self.print(text)
 
     def row(self, row: Row) -> None:
-        self.line.take(row)
-        every = max(1, self.line.updates // 20)
-        if row["kind"] == "update" and (row["update"] % every == 0 or row["update"] == self.line.first_update):
-            self.print(self.line.text())
+        self.figures.take(row)
+        if row["kind"] == "update":
+            self.update(row)
         elif row["kind"] == "evaluation":
             self.print(f"update {row['update']:>6}  val_loss {number(row['val_loss'])}")
-        elif row["kind"] == "event" and row["event"] in EVENT_TEXTS:
+        elif row["event"] in EVENT_TEXTS:
             self.print(EVENT_TEXTS[row["event"]].format(**row))
+
+    def update(self, row: Row) -> None:
+        every = max(1, self.figures.updates // 20)
+        if row["update"] % every == 0 or row["update"] == self.figures.first_update:
+            self.print(f"update {row['update']:>6}  {self.figures.text()}")
 
     def warn(self, message: str) -> None:
         self.print(f"warning: {message}")
 
-    def end(self, summary: dict[str, Any], folder: RunFolder, command: str) -> None:
-        for text in closing_lines(summary, folder, command, self.line.losses):
+    def end(self, summary: dict[str, Any], folder: RunFolder, command: str, prompt: str) -> None:
+        for text in closing_lines(summary, folder, command, prompt, self.figures.losses):
             self.print(text)
 
     def print(self, text: str) -> None:
-        print(text, flush=True)
+        print_line(text)
 
 
 class LiveConsole(PlainConsole):
@@ -114,12 +134,14 @@ class LiveConsole(PlainConsole):
     def __init__(self) -> None:
         super().__init__()
         from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as RichProgress
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self.rich = RichConsole(highlight=False)
         columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[figures]}")]
-        self.bar = RichProgress(*columns, TimeElapsedColumn(), console=self.rich, transient=True)
+        self.bar = Progress(*columns, TimeElapsedColumn(), console=self.rich, transient=True)
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
 
     def begin(self, facts: dict[str, Any], command: str) -> None:
         super().begin(facts, command)
@@ -127,25 +149,22 @@ class LiveConsole(PlainConsole):
         self.task = self.bar.add_task("", total=facts["updates"], completed=done, figures="")
         self.bar.start()
 
-    def row(self, row: Row) -> None:
-        self.line.take(row)
-        if row["kind"] == "update":
-            description = f"{row['update']}/{self.line.updates}"
-            self.bar.update(self.task, completed=row["update"], description=description, figures=self.line.figures())
-        elif row["kind"] == "evaluation":
-            self.print(f"update {row['update']:>6}  val_loss {number(row['val_loss'])}")
-        elif row["kind"] == "event" and row["event"] in EVENT_TEXTS:
-            self.print(EVENT_TEXTS[row["event"]].format(**row))
+    def update(self, row: Row) -> None:
+        description = f"{row['update']}/{self.figures.updates}"
+        self.bar.update(self.task, completed=row["update"], description=description, figures=self.figures.text())
 
-    def end(self, summary: dict[str, Any], folder: RunFolder, command: str) -> None:
+    def end(self, summary: dict[str, Any], folder: RunFolder, command: str, prompt: str) -> None:
         self.bar.stop()
-        super().end(summary, folder, command)
+        super().end(summary, folder, command, prompt)
 
     def print(self, text: str) -> None:
-        self.rich.print(text, markup=False, soft_wrap=True)
+        try:
+            self.rich.print(text, markup=False, soft_wrap=True)
+        except OSError:
+            forget_output()
 
 
-class Progress:
+class Figures:
     """The latest figures of a run as it goes."""
 
     def __init__(self) -> None:
@@ -180,9 +199,6 @@ class Progress:
         return (time.monotonic() - self._began) / self._done * left
 
     def text(self) -> str:
-        return f"update {self.row['update']:>6}  {self.figures()}"
-
-    def figures(self) -> str:
         row = self.row
         val = f"  val {self.val_loss:.4f}" if self.val_loss is not None else ""
         norm = "overflow" if row["grad_norm"] is None else f"{row['grad_norm']:.3f}"
@@ -217,7 +233,9 @@ def opening_lines(facts: dict[str, Any], command: str) -> Iterable[str]:
     yield f"  if it is stopped, this continues it: {command}"
 
 
-def closing_lines(summary: dict[str, Any], folder: RunFolder, command: str, losses: list[float]) -> Iterable[str]:
+def closing_lines(
+    summary: dict[str, Any], folder: RunFolder, command: str, prompt: str, losses: list[float]
+) -> Iterable[str]:
     """What came out, and what to do next."""
     yield ""
     done, planned = summary["updates"], summary["planned_updates"]
@@ -240,14 +258,16 @@ def closing_lines(summary: dict[str, Any], folder: RunFolder, command: str, loss
     yield "Next:"
     if summary["state"] == "finished":
         yield f"  python -m training_lab verify {shown(folder)}"
-        yield f"  python -m training_lab sample {shown(folder)} --prompt 'import '"
+        yield f"  python -m training_lab sample {shown(folder)} --prompt {shlex.quote(prompt)}"
+    elif "failure" in summary:
+        yield "  change a setting as said above, with --set or in the config; the same command would meet the same"
     else:
         yield f"  {command}"
 
 
 def shown(folder: RunFolder) -> str:
     """A run as it is typed: by its id where that is enough."""
-    return folder.run_id if folder.path.parent == Path(".runs") else str(folder.path)
+    return shlex.quote(folder.run_id if folder.path.parent == Path(".runs") else str(folder.path))
 
 
 def number(value: float | None) -> str:

@@ -47,6 +47,8 @@ class Progress:
     target_tokens: int = 0
     evaluated_update: int = -1
     """The last update after which the validation loss was measured; −1 before the first time."""
+    val_loss: float = math.inf
+    """What was measured then."""
     best_update: int = -1
     best_val_loss: float = math.inf
 
@@ -69,7 +71,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "random": global_streams(),
+            "random": global_streams(self.hardware.device),
             "sampler": {"plan": self.dataset.plan, "next_update": self.progress.update + 1},
             "progress": asdict(self.progress),
         }
@@ -82,7 +84,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         restore_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        restore_global_streams(state["random"])
+        restore_global_streams(state["random"], self.hardware.device)
         self.progress = Progress(**state["progress"])
 
 
@@ -120,7 +122,7 @@ def train(
     config, progress = trainer.config, trainer.progress
     while True:
         is_last = progress.update == config.train.updates
-        if not stop.requested and is_due(config.eval.every, progress.update, is_last):
+        if is_due(config.eval.every, progress.update, is_last) and (is_last or not stop.requested):
             measure(trainer, recorder)
         is_stop = stop.requested or progress.update == stop_after
         is_best = config.checkpoint.keep_best and progress.best_update == progress.update > 0
@@ -145,8 +147,13 @@ def train_update(trainer: Trainer) -> Row:
     update = trainer.progress.update + 1
     started = time.perf_counter()
 
-    pieces = trainer.dataset.pieces_of_update(update)
+    pieces = trainer.dataset.layout.pieces_of_update(update)
     num_targets = int(pieces.num_targets.sum())
+    if num_targets == 0:
+        raise LabError(
+            f"update {update}: has no token to predict: each of its {len(pieces.lengths)} pieces is one token long, of "
+            f"{name_documents(trainer.dataset, pieces)}; leave such documents out, or raise the size of the batch"
+        )
     parts = list(split_pieces(pieces, config.batch.micro_batches))
 
     lr = learning_rate(config, update)
@@ -162,10 +169,11 @@ def train_update(trainer: Trainer) -> Row:
     grad_norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), max_norm).item()
     micro_losses = [loss.item() for loss in losses]
     # An overflow of scaled FP16 gradients is no failure: the scaler skips the step and lowers its scale.
-    is_overflow = scaler.is_enabled() and scaler.get_scale() > 1 and not math.isfinite(grad_norm)
+    is_overflow = not math.isfinite(grad_norm) and scaler.get_scale() > 1 and has_overflow(trainer)
     refuse_non_finite(trainer, update, parts, micro_losses, 0.0 if is_overflow else grad_norm, lr)
     scaler.step(optimizer)
     scaler.update()
+    trainer.hardware.synchronise()
     seconds = time.perf_counter() - started
 
     trainer.progress.update = update
@@ -201,11 +209,8 @@ def refuse_non_finite(
     broken = [number for number, loss in enumerate(micro_losses) if not math.isfinite(loss)]
     if not broken and math.isfinite(grad_norm):
         return
-    pieces = parts[broken[0]] if broken else trainer.dataset.pieces_of_update(update)
-    stream = trainer.dataset.train
-    names: list[str] = []
-    for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
-        names += [name for name in stream.documents_between(start, start + length) if name not in names]
+    pieces = parts[broken[0]] if broken else trainer.dataset.layout.pieces_of_update(update)
+    documents = name_documents(trainer.dataset, pieces)
     facts = {
         "update": update,
         "micro_batch": broken[0] + 1 if broken else None,
@@ -213,16 +218,29 @@ def refuse_non_finite(
         "loss": str(micro_losses[broken[0]] if broken else math.fsum(micro_losses)),
         "grad_norm": str(grad_norm),
         "lr": lr,
-        "documents": names[:5],
-        "num_documents": len(names),
+        "documents": documents,
     }
     place = f"micro-batch {facts['micro_batch']} of {len(parts)}" if broken else "its gradient"
     raise NonFiniteError(
         f"update {update}: not finite in {place}: loss {facts['loss']}, grad_norm {grad_norm}, lr {lr:.3g}; documents: "
-        f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}. The optimizer step was not made. "
+        f"{documents}. The optimizer step was not made. "
         "Lower optimizer.max_lr, lengthen schedule.warmup_updates, or look at the documents.",
         facts,
     )
+
+
+def has_overflow(trainer: Trainer) -> bool:
+    """Whether the loss scaler sees gradients that are not finite, and so will skip the step."""
+    gradients = (parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None)
+    return trainer.scaler.is_enabled() and not all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+def name_documents(dataset: Dataset, pieces: Pieces, at_most: int = 5) -> str:
+    """The names of the documents that some pieces come from, for a message."""
+    names: dict[str, None] = {}
+    for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
+        names.update(dict.fromkeys(dataset.train.documents_between(start, start + length)))
+    return ", ".join(list(names)[:at_most]) + (f" and {len(names) - at_most} more" if len(names) > at_most else "")
 
 
 def measure(trainer: Trainer, recorder: Recorder) -> None:
@@ -231,7 +249,7 @@ def measure(trainer: Trainer, recorder: Recorder) -> None:
     if progress.evaluated_update == progress.update:
         return
     result = evaluate(trainer.model, trainer.dataset.validation, trainer.hardware, config.eval.batch_tokens)
-    progress.evaluated_update = progress.update
+    progress.evaluated_update, progress.val_loss = progress.update, result.loss
     if result.loss < progress.best_val_loss:
         progress.best_update, progress.best_val_loss = progress.update, result.loss
     recorder.log(
@@ -258,9 +276,10 @@ def save(trainer: Trainer, folder: RunFolder, recorder: Recorder) -> None:
     if progress.update == 0 or (newest is not None and newest.update == progress.update):
         return
     started = time.perf_counter()
+    is_measured = progress.evaluated_update == progress.update and math.isfinite(progress.val_loss)
     facts = {
         "metrics_lines": recorder.sync(),
-        "val_loss": progress.best_val_loss if progress.best_update == progress.update else None,
+        "val_loss": progress.val_loss if is_measured else None,
         "weights_sha256": weights_sha256(trainer.model),
     }
     checkpoint = save_checkpoint(checkpoints, progress.update, trainer.state(), facts)

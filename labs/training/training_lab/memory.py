@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from training_lab.config import Config
+from training_lab.errors import LabError
+
+
+class OutOfMemoryError(LabError):
+    """The device or the machine has no memory left; the message says what to lower."""
+
+
+@contextlib.contextmanager
+def advice_when_out_of_memory(config: Config) -> Iterator[None]:
+    """Turns running out of memory into an OutOfMemoryError."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(advice_for_memory(config)) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -55,7 +55,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Loads moments and step counters, and keeps the kernel that this process chose.
 
-    torch takes `fused` from the saved groups, so a state from another device would silently change the kernel.
+    torch takes `fused` from the saved groups: a state of an unfused optimizer would silently change the kernel, and
+    with it the last bits.
     """
     chosen = [group["fused"] for group in optimizer.param_groups]
     optimizer.load_state_dict(state)

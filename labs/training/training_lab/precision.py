@@ -33,6 +33,13 @@ class Hardware:
         """The loss scaler: at work for FP16, and passing everything through otherwise."""
         return torch.amp.GradScaler(self.device.type, enabled=self.compute == "fp16")
 
+    def synchronise(self) -> None:
+        """Waits until the device has done all that it was given, so that a clock read now counts it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+
     def describe(self) -> dict[str, Any]:
         """What the record says of it."""
         facts: dict[str, Any] = {
@@ -59,6 +66,7 @@ def choose_hardware(config: Config) -> Hardware:
     compute, compute_reason = choose_compute(config.precision.compute, device)
     num_threads = config.train.num_threads or usable_cpus()
     torch.set_num_threads(num_threads)
+    torch.set_float32_matmul_precision("highest")  # FP32 means FP32, whatever an environment variable says
     return Hardware(device, device_reason, compute, compute_reason, num_threads)
 
 
@@ -82,7 +90,7 @@ def choose_compute(wanted: str, device: torch.device) -> tuple[str, str]:
         raise UserError("precision.compute: this GPU has no BF16 in hardware; use fp16 or fp32")
     if wanted == "fp16" and device.type == "mps":
         raise UserError(
-            "precision.compute: fp16 needs a loss scaler, which torch does not have for MPS; use bf16 or fp32"
+            "precision.compute: fp16 needs a loss scaler, which the lab does not use on MPS; use bf16 or fp32"
         )
     if wanted != "auto":
         return wanted, "asked for by precision.compute"

@@ -14,21 +14,16 @@ from training_lab.identity import identity_of, sha256_of_file
 
 PACKAGE = Path(__file__).resolve().parent
 
-# Environment variables that can change how fast or in which order something is computed. The lab sets its own number
-# of threads, so they should not matter; they are recorded because libraries read them.
+# Environment variables that libraries read and that can change how, and so how exactly, something is computed. The lab
+# sets its own number of threads and its FP32 arithmetic; what it cannot set is at least on record.
 RECORDED_VARIABLES = (
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "OPENBLAS_",
-    "ATEN_",
-    "TORCH",
-    "PYTORCH_",
-    "CUDA_",
-    "CUBLAS_",
-    "NCCL_",
-    "MALLOC_",
-)
+    "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES",
+    "DNNL_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "LD_PRELOAD",
+    "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC",
+    "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC", "OMP_NUM_THREADS",
+    "OMP_PROC_BIND", "OMP_SCHEDULE", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT",
+)  # fmt: skip
 
 
 def describe_source() -> dict[str, Any]:
@@ -39,13 +34,16 @@ def describe_source() -> dict[str, Any]:
     files = {
         path.relative_to(PACKAGE.parent).as_posix(): sha256_of_file(path) for path in sorted(PACKAGE.rglob("*.py"))
     }
-    inside = git("rev-parse", "--is-inside-work-tree") == "true"
+    # Installed into some other project's folder, that project's commit says nothing of this code.
+    is_tracked = git("ls-files", "--error-unmatch", "__init__.py") is not None
+    untracked = (git("ls-files", "--others", "--exclude-standard", "--", "*.py") or "").splitlines()
     return {
-        "commit": git("rev-parse", "HEAD") if inside else None,
-        "uncommitted_changes": (git("status", "--porcelain", "--", str(PACKAGE)) or "").splitlines()
-        if inside
+        "commit": git("rev-parse", "HEAD") if is_tracked else None,
+        "uncommitted_changes": (git("status", "--porcelain", "--", ".") or "").splitlines() if is_tracked else None,
+        "uncommitted_diff": git("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
+        if is_tracked
         else None,
-        "uncommitted_diff": git("diff", "HEAD", "--", str(PACKAGE)) if inside else None,
+        "untracked_files": {name: (PACKAGE / name).read_text("utf-8") for name in untracked} if is_tracked else {},
         "files": files,
         "sha256": identity_of(files),
     }
@@ -64,7 +62,7 @@ def git(*arguments: str) -> str | None:
     """The output of a git command in the package's folder, or None if there is no git or it refuses."""
     try:
         done = subprocess.run(
-            ["git", *arguments],
+            ["git", "--no-optional-locks", *arguments],
             cwd=PACKAGE,
             capture_output=True,
             check=True,
@@ -79,7 +77,8 @@ def git(*arguments: str) -> str | None:
 
 def describe_host() -> dict[str, Any]:
     """Python, every installed package, the operating system and the processor."""
-    packages = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
+    # A package whose metadata are broken has no name; it cannot be imported by one either.
+    packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
     return {
         "python": sys.version.split()[0],
         "implementation": platform.python_implementation(),
@@ -88,7 +87,7 @@ def describe_host() -> dict[str, Any]:
         "processor": processor_name(),
         "usable_cpus": usable_cpus(),
         "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
-        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(RECORDED_VARIABLES)},
+        "variables": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
     }
 
 

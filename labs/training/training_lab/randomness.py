@@ -7,8 +7,6 @@ the others as they were. Dropout draws from torch's global stream, which is seed
 from __future__ import annotations
 
 import hashlib
-import random
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,27 +37,25 @@ def splitmix64(values: np.ndarray) -> np.ndarray:
 
 
 def seed_global_streams(seed: int) -> None:
-    """Seeds the process's global streams; dropout draws from torch's."""
+    """Seeds torch's global streams, that of every device; dropout draws from them."""
     torch.manual_seed(derived_seed(seed, "global") & (U64 >> 1))
-    random.seed(derived_seed(seed, "python"))
-    np.random.seed(derived_seed(seed, "numpy") & 0xFFFFFFFF)  # noqa: NPY002 - for code that uses the global stream
 
 
-def global_streams() -> dict[str, Any]:
-    """The state of the process's global streams, as tensors and plain types."""
-    name, keys, position, has_gauss, cached_gauss = np.random.get_state(legacy=True)  # noqa: NPY002
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "python": random.getstate(),
-        "numpy": (str(name), [int(key) for key in keys], int(position), int(has_gauss), float(cached_gauss)),
-    }
+def global_streams(device: torch.device) -> dict[str, torch.Tensor]:
+    """The state of torch's global streams on the CPU and on the device that trains."""
+    streams = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        streams["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        streams["mps"] = torch.mps.get_rng_state()
+    return streams
 
 
-def restore_global_streams(state: dict[str, Any]) -> None:
-    """Puts the global streams back to what `global_streams` said."""
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
+def restore_global_streams(streams: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Puts the global streams back to what `global_streams` said. A stream of another kind of device is left out:
+    that the device changed is said elsewhere."""
+    torch.set_rng_state(streams["cpu"])
+    if device.type == "cuda" and "cuda" in streams:
+        torch.cuda.set_rng_state(streams["cuda"], device)
+    elif device.type == "mps" and "mps" in streams:
+        torch.mps.set_rng_state(streams["mps"])

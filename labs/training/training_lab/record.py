@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,21 +59,30 @@ class RunFolder:
         """Replaces a file of the folder as a whole: a crash leaves the old one or the new one."""
         write_atomically(self.file(name), json_text(value).encode("utf-8"))
 
-    def read_json(self, name: str) -> Any:
-        """The content of one of the folder's JSON files. Raises LabError if it is missing or damaged."""
+    def read_json(self, name: str, **keys: type) -> dict[str, Any]:
+        """One of the folder's JSON files: an object that has at least `keys`, of these types.
+
+        Raises LabError if it is missing or damaged.
+        """
         path = self.file(name)
         try:
-            return json.loads(path.read_text("utf-8"))
+            value = json.loads(path.read_text("utf-8"))
         except FileNotFoundError as error:
             raise LabError(f"{path}: missing from the run's folder") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise LabError(f"{path}: damaged: {error}") from error
+        if not isinstance(value, dict):
+            raise LabError(f"{path}: damaged: not a JSON object")
+        for key, kind in keys.items():
+            if not isinstance(value.get(key), kind):
+                raise LabError(f"{path}: damaged: its {key!r} is missing or not what it should be")
+        return value
 
     def state(self) -> str:
         """What became of the run: what its summary says, or `killed` for one that ended without saying so."""
         try:
-            said = str(self.read_json(SUMMARY)["state"])
-        except (LabError, KeyError, TypeError):
+            said: str = self.read_json(SUMMARY, state=str)["state"]
+        except LabError:
             return "damaged"
         return said if said != "running" or self.is_locked() else "killed"
 
@@ -91,7 +101,7 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Whether a process is training in the folder now."""
         try:
-            with open(self.file(LOCK), encoding="utf-8") as file:
+            with open(self.file(LOCK), "r+", encoding="utf-8") as file:
                 return not try_lock(file)
         except OSError:
             return False
@@ -126,9 +136,9 @@ class RunFolder:
             why = "the run was not closed" if self.state() in ("running", "killed") else "the file is gone"
             return [Finding(MANIFEST, False, f"missing: {why}; nothing says what the files should be")]
         try:
-            listed: dict[str, dict[str, Any]] = self.read_json(MANIFEST)["files"]
+            listed: dict[str, dict[str, Any]] = self.read_json(MANIFEST, files=dict)["files"]
             expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in listed.items()}
-        except (LabError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LabError, KeyError, TypeError, ValueError, OverflowError) as error:
             return [Finding(MANIFEST, False, f"damaged: {error}")]
         findings = []
         for name, (size, sha256) in sorted(expected.items()):
@@ -192,14 +202,24 @@ def write_atomically(path: Path, content: bytes) -> None:
     try:
         with open(aside, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
         os.replace(aside, path)
         sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise LabError(f"{path}: cannot write {len(content)} bytes: {error.strerror}") from error
+
+
+def sync_file(file: IO[Any]) -> None:
+    """Makes what was written to a file survive a loss of power."""
+    file.flush()
+    if sys.platform == "darwin":  # there fsync leaves the data in the disk's own cache
+        import fcntl
+
+        fcntl.fcntl(file.fileno(), fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
@@ -220,13 +240,19 @@ def json_text(value: Any) -> str:
 
 def try_lock(file: IO[str]) -> bool:
     """Takes the lock of an open file without waiting; False if another process has it. The system frees it when
-    the file is closed or the process ends. On a system without such locks it is always free."""
+    the file is closed or the process ends. On a file system without locks it is always free."""
     try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # the first on Unix, the second on Windows
         return False
+    except OSError:
+        return True
     return True

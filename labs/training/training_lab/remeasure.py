@@ -8,6 +8,7 @@ from training_lab import record
 from training_lab.data.dataset import prepare_dataset
 from training_lab.errors import UserError
 from training_lab.evaluate import evaluate
+from training_lab.memory import advice_when_out_of_memory
 from training_lab.record import RunFolder
 from training_lab.restored import restore_model
 from training_lab.tracking import read_metrics, rows_of_kind
@@ -17,23 +18,26 @@ def evaluate_run(folder: RunFolder, update: int | None) -> dict[str, Any]:
     """Measures a checkpoint again, and compares with what the run recorded. Raises UserError if the data changed."""
     restored = restore_model(folder, update)
     dataset = prepare_dataset(restored.resolved.config)
-    recorded_data = folder.read_json(record.DATA_MANIFEST)["validation"]["identity"]
+    recorded_data = folder.read_json(record.DATA_MANIFEST, validation=dict)["validation"].get("identity", "unknown")
     if dataset.validation.identity != recorded_data:
         raise UserError(
             f"{folder.path}: its validation set cannot be built again: identity {dataset.validation.identity[:12]}…, "
             f"was {recorded_data[:12]}…; `verify` names what changed"
         )
-    result = evaluate(restored.model, dataset.validation, restored.hardware, restored.resolved.config.eval.batch_tokens)
+    config = restored.resolved.config
+    with advice_when_out_of_memory(config):
+        result = evaluate(restored.model, dataset.validation, restored.hardware, config.eval.batch_tokens)
     update = restored.checkpoint.update
     evaluations = rows_of_kind(read_metrics(folder.file(record.METRICS)), "evaluation")
     recorded = next((row["val_loss"] for row in evaluations if row["update"] == update), None)
-    comparison = (
-        "not measured then"
-        if recorded is None
-        else "as recorded"
-        if recorded == result.loss
-        else f"recorded: {recorded:.6f}"
-    )
+    if recorded is None:
+        comparison = "not measured then"
+    elif recorded == result.loss:
+        comparison = "as recorded"
+    else:
+        comparison = (
+            f"recorded: {recorded}; another device, processor, version or number of threads changes the last bits"
+        )
     return {
         "run": folder.run_id,
         "update": update,
@@ -43,4 +47,5 @@ def evaluate_run(folder: RunFolder, update: int | None) -> dict[str, Any]:
         "recorded_val_loss": recorded,
         "is_as_recorded": None if recorded is None else recorded == result.loss,
         "comparison": comparison,
+        "damaged_checkpoints": restored.damaged,
     }

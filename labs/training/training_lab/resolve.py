@@ -25,6 +25,7 @@ EXPERIMENTS = Path(__file__).resolve().parent.parent / "experiments"
 SUFFIXES = (".json", ".yaml", ".yml")
 DEFAULT = "default"
 DERIVED = "derived: "
+FIRST_INEXACT_FLOAT = 2.0**53
 
 
 class ConfigFile(NamedTuple):
@@ -86,13 +87,13 @@ def resolve_config(name_or_file: str, overrides: Iterable[str] = ()) -> Resolved
     Raises UserError for anything that is wrong with it.
     """
     path = find_config(name_or_file)
-    files, entries = read_chain(path)
+    name, files, entries = read_chain(path)
     arguments = ["--config", name_or_file]
     for override in overrides:
         entries.update(read_override(override))
         arguments += ["--set", override]
     config, origins = build(entries)
-    return Resolved(path.stem, config, origins, files, tuple(arguments))
+    return Resolved(name, config, origins, files, tuple(arguments))
 
 
 def config_from_record(record: Mapping[str, Any], label: str) -> Resolved:
@@ -114,10 +115,11 @@ def config_from_record(record: Mapping[str, Any], label: str) -> Resolved:
 def find_config(name_or_file: str) -> Path:
     """The file that a name or path stands for: a path as it is, a name among the experiments."""
     direct = Path(name_or_file)
-    if direct.suffix in SUFFIXES or direct.parent != Path():
-        if direct.is_file():
-            return direct
-        raise UserError(f"{name_or_file}: no such config file")
+    if direct.is_file() and direct.suffix in SUFFIXES:
+        return direct
+    if direct.suffix in SUFFIXES or direct.parent != Path() or direct.exists():
+        wrong = f"must be a file ending in {', '.join(SUFFIXES)}" if direct.exists() else "no such config file"
+        raise UserError(f"{name_or_file}: {wrong}")
     for suffix in SUFFIXES:
         candidate = EXPERIMENTS / (name_or_file + suffix)
         if candidate.is_file():
@@ -128,8 +130,10 @@ def find_config(name_or_file: str) -> Path:
     )
 
 
-def read_chain(path: Path) -> tuple[list[ConfigFile], dict[str, Entry]]:
-    """The files from `path` down its `extends` chain, and their values with the nearest file's on top."""
+def read_chain(path: Path) -> tuple[str, list[ConfigFile], dict[str, Entry]]:
+    """The experiment's name, the files from `path` down its `extends` chain, and their values with the nearest file's
+    on top. The `config.json` of a run is such a file: its name and values are those of the run."""
+    name = path.stem
     files: list[ConfigFile] = []
     layers: list[dict[str, Entry]] = []
     seen: set[Path] = set()
@@ -141,12 +145,16 @@ def read_chain(path: Path) -> tuple[list[ConfigFile], dict[str, Entry]]:
         label = label_of(following)
         content, values = read_mapping(following)
         files.append(ConfigFile(label, sha256_of_bytes(content)))
+        if isinstance(values.get("values"), dict) and "identity" in values:
+            if following == path:
+                name = str(values.get("name", name))
+            values = values["values"]
         following = base_path(following, values.pop("extends")) if "extends" in values else None
         layers.append(entries_of(values, label))
     merged: dict[str, Entry] = {}
     for layer in reversed(layers):
         merged.update(layer)
-    return files, merged
+    return name, files, merged
 
 
 def label_of(path: Path) -> str:
@@ -246,7 +254,7 @@ def parse_yaml(text: str, label: str) -> Any:
         mark = error.problem_mark
         place = f"{label}:{mark.line + 1}:{mark.column + 1}" if mark else label
         raise UserError(f"{place}: not valid YAML: {error.problem}") from error
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{label}: not valid YAML: {error}") from error
 
 
@@ -264,7 +272,10 @@ def read_override(text: str) -> dict[str, Entry]:
     nested: Any = value
     for part in reversed(key.split(".")):
         nested = {part: nested}
-    return entries_of(nested, "--set")
+    entries = entries_of(nested, "--set")
+    if not entries:
+        raise UserError(f"--set {text}: sets nothing; name a setting, such as optimizer.max_lr=1e-3")
+    return entries
 
 
 def entries_of(values: Mapping[str, Any], origin: str) -> dict[str, Entry]:
@@ -358,7 +369,8 @@ def convert(value: Any, wanted: Any, place: str) -> Any:
         number = finite(value)
         if wanted is float and number is not None:
             return number + 0.0  # no −0: it would be another identity for an equal value
-        if wanted is int and number is not None and value == int(value):
+        is_exact = isinstance(value, int) or abs(value) < FIRST_INEXACT_FLOAT
+        if wanted is int and number is not None and value == int(value) and is_exact:
             return int(value)
     words = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}[wanted]
     raise UserError(f"{place}: must be {words}, got {show(value)}{number_hint(value, wanted)}")
@@ -387,7 +399,8 @@ def number_hint(value: Any, wanted: Any) -> str:
     number = finite(value) if wanted in (int, float) and isinstance(value, str) else None
     if number is None or (wanted is int and number != int(number)):
         return ""
-    written = repr(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number)
+    is_whole = wanted is int or (number == int(number) and abs(number) < 1e15)
+    written = repr(int(number)) if is_whole else repr(number)
     if "e" in written and "." not in written:
         written = written.replace("e", ".0e")  # YAML 1.1 reads 1e-4 as text and 1.0e-4 as a number
     return f"; write {written}, without quotes"

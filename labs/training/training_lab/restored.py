@@ -9,6 +9,7 @@ from training_lab.checkpoint import Checkpoint, list_checkpoints, newest_good
 from training_lab.data.tokenizers import Tokenizer, tokenizer_from_manifest
 from training_lab.engine import check_shapes
 from training_lab.errors import LabError, UserError
+from training_lab.memory import advice_when_out_of_memory
 from training_lab.model import Decoder
 from training_lab.precision import Hardware, choose_hardware
 from training_lab.record import RunFolder
@@ -23,6 +24,8 @@ class RestoredModel(NamedTuple):
     tokenizer: Tokenizer
     model: Decoder
     checkpoint: Checkpoint
+    damaged: list[str]
+    """What is wrong with newer checkpoints, because of which this one is used."""
 
 
 def recorded_config(folder: RunFolder) -> Resolved:
@@ -33,30 +36,33 @@ def recorded_config(folder: RunFolder) -> Resolved:
 def restore_model(folder: RunFolder, update: int | None) -> RestoredModel:
     """The model after `update`, or that of the newest checkpoint that verifies. Raises UserError if there is none."""
     resolved = recorded_config(folder)
-    checkpoint = choose_checkpoint(folder, update)
+    checkpoint, damaged = choose_checkpoint(folder, update)
     hardware = choose_hardware(resolved.config)
     try:
-        tokenizer = tokenizer_from_manifest(folder.read_json(record.DATA_MANIFEST)["tokenizer"])
+        tokenizer = tokenizer_from_manifest(folder.read_json(record.DATA_MANIFEST, tokenizer=dict)["tokenizer"])
     except (KeyError, TypeError) as error:
         raise LabError(f"{folder.file(record.DATA_MANIFEST)}: damaged: no tokenizer in it") from error
-    model = Decoder(resolved.config.model, tokenizer.vocab_size)
-    weights = checkpoint.load()["model"]
-    check_shapes(model, weights)
-    model.load_state_dict(weights)
-    return RestoredModel(resolved, hardware, tokenizer, model.to(hardware.device), checkpoint)
+    with advice_when_out_of_memory(resolved.config):
+        model = Decoder(resolved.config.model, tokenizer.vocab_size)
+        weights = checkpoint.load()["model"]
+        check_shapes(model, weights)
+        model.load_state_dict(weights)
+        model.to(hardware.device)
+    return RestoredModel(resolved, hardware, tokenizer, model, checkpoint, damaged)
 
 
-def choose_checkpoint(folder: RunFolder, update: int | None) -> Checkpoint:
-    """The checkpoint after `update`, verified; without a number the newest that verifies."""
+def choose_checkpoint(folder: RunFolder, update: int | None) -> tuple[Checkpoint, list[str]]:
+    """The checkpoint after `update`, verified; without a number the newest that verifies, and what is wrong with
+    newer ones."""
     checkpoints = folder.file(record.CHECKPOINTS)
     kept = ", ".join(str(checkpoint.update) for checkpoint in reversed(list_checkpoints(checkpoints))) or "none"
     if update is None:
-        newest, _ = newest_good(checkpoints)
+        newest, damaged = newest_good(checkpoints)
         if newest is None:
             raise UserError(f"{folder.path}: has no checkpoint yet")
-        return newest
+        return newest, damaged
     for checkpoint in list_checkpoints(checkpoints):
         if checkpoint.update == update:
             checkpoint.verify()
-            return checkpoint
+            return checkpoint, []
     raise UserError(f"--update {update}: no checkpoint of it in {folder.path}; kept are those of update {kept}")

@@ -37,7 +37,8 @@ def sample_tokens(
         positions = torch.arange(len(context), device=hardware.device)
         with torch.inference_mode(), hardware.autocast():
             hidden_Td = model(context, positions, (0, len(context)))
-            logits_V = F.linear(hidden_Td[-1], model.head_Vd).float().cpu()
+        with torch.inference_mode():
+            logits_V = F.linear(hidden_Td[-1].float(), model.head_Vd).cpu()  # the head in FP32, as in training
             tokens.append(draw(logits_V, temperature, top_k, draws))
         yield tokens[-1]
 
@@ -46,11 +47,9 @@ def draw(logits_V: torch.Tensor, temperature: float, top_k: int, draws: torch.Ge
     """One token from the logits of the next."""
     if temperature == 0:
         return int(logits_V.argmax())
-    logits_V = logits_V / temperature
-    if top_k:
-        smallest = logits_V.topk(min(top_k, len(logits_V))).values[-1]
-        logits_V = logits_V.masked_fill(logits_V < smallest, -torch.inf)
-    return int(torch.multinomial(logits_V.softmax(-1), 1, generator=draws))
+    logits_K, tokens_K = logits_V.double().topk(min(top_k, len(logits_V)) if top_k else len(logits_V))
+    probabilities_K = ((logits_K - logits_K[0]) / temperature).softmax(-1)
+    return int(tokens_K[torch.multinomial(probabilities_K, 1, generator=draws)])
 
 
 def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from types import FrameType
 from typing import Any
 
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
 
 class StopRequest:
-    """Listens for SIGINT (Ctrl-C) and SIGTERM while it is entered."""
+    """Listens for SIGINT (Ctrl-C), SIGTERM and SIGHUP (a lost connection) while it is entered."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -21,7 +24,8 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a process that was stopped: 130 for SIGINT, 143 for SIGTERM, else 0."""
+        """What a shell expects of a process that was stopped: 128 and the signal's number (SIGINT 130, SIGTERM 143,
+        SIGHUP 129); 0 without one."""
         return 128 + self.signal if self.signal else 0
 
     def state(self) -> str:
@@ -29,8 +33,9 @@ class StopRequest:
         return "interrupted" if self.requested else "stopped"
 
     def __enter__(self) -> StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._receive)
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup asks to be left alone
+                self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -43,4 +48,5 @@ class StopRequest:
         self.signal = signal.Signals(number)
         # Written past Python's buffers: a print may have been interrupted by this very signal.
         text = f"\n{self.signal.name}: finishing this update, then saving; once more to end at once\n"
-        os.write(2, text.encode())
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())

@@ -1,8 +1,9 @@
 """`metrics.jsonl`, the truth about what a run did: one JSON line an update, evaluation and event.
 
 The file is only ever appended to. A run that goes on from an earlier state appends a `resume` row that names the
-first line it supersedes; those lines stay in the file, and readers pass over them. So nothing is lost, and nothing
-is doubled in what readers see. Standard library only, Python 3.9.
+first line it supersedes: the updates and evaluations from there on stay in the file, and readers pass over them. So
+nothing is lost, and nothing is doubled in what readers see. Events are never superseded: they happened. Standard
+library only, Python 3.9.
 
 Rows, by `kind`:
 
@@ -102,7 +103,7 @@ def read_metrics(path: Path) -> list[Row]:
             first = row.get("supersedes_from_line")
             if not isinstance(first, int):
                 raise LabError(f"{path}:{number}: damaged line: it does not say what it supersedes")
-            rows[first:] = [None] * (len(rows) - first)
+            rows[first:] = [row if row and row["kind"] == "event" else None for row in rows[first:]]
             unfinished = None
         elif unfinished is not None:
             raise LabError(f"{path}:{unfinished}: damaged line")

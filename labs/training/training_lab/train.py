@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
+import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from training_lab import record
 from training_lab.checkpoint import Checkpoint, list_checkpoints, newest_good, set_aside_damaged, weights_sha256
 from training_lab.console import Console
-from training_lab.data.dataset import differences, prepare_dataset
+from training_lab.data.dataset import Dataset, differences, prepare_dataset
+from training_lab.data.tokenizers import decode
 from training_lab.engine import NonFiniteError, Trainer, make_trainer, train
 from training_lab.errors import LabError, UserError
-from training_lab.identity import identity_of
 from training_lab.measurement import milestones, peak_memory, throughput
-from training_lab.memory import advice_for_memory, is_out_of_memory
+from training_lab.memory import OutOfMemoryError, advice_when_out_of_memory
 from training_lab.model import count_parameters, expected_initial_loss, is_plausible
 from training_lab.optim import describe_groups
 from training_lab.precision import choose_hardware
@@ -24,15 +27,23 @@ from training_lab.provenance import changed_files, describe_host, describe_sourc
 from training_lab.record import RunFolder
 from training_lab.resolve import Resolved
 from training_lab.stopping import StopRequest
-from training_lab.tracking import MetricsWriter, Recorder, count_processes, read_metrics, rows_of_kind
+from training_lab.tracking import (
+    MetricsWriter,
+    Recorder,
+    count_lines,
+    count_processes,
+    read_metrics,
+    rows_of_kind,
+)
 
 
 class Continuation(NamedTuple):
-    """An unfinished run of the same config, and the checkpoint to go on from (None: it was killed before the first)."""
+    """Where a run goes on."""
 
-    folder: RunFolder
-    checkpoint: Checkpoint | None
+    first_line: int
+    """The first line of the metrics that is superseded."""
     damaged: list[str]
+    """What is wrong with checkpoints that were passed over."""
 
 
 class Outcome(NamedTuple):
@@ -50,72 +61,102 @@ def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: b
         raise UserError(f"--stop-after {stop_after}: must be from 1 to train.updates = {config.train.updates}")
     started = time.monotonic()
     source = describe_source()
-    continued = None if is_new else find_continuation(resolved, runs_dir, source)
-    hardware = choose_hardware(config)
-    console.preparing(f"Reading and tokenising the text ({config.data.source}, {config.data.tokenizer})")
-    dataset = prepare_dataset(config)
-    if continued is not None:
-        check_same_data(continued.folder, dataset.manifest)
-    trainer = make_trainer(config, hardware, dataset)
-
-    folder = record.create_run(runs_dir, resolved.name) if continued is None else continued.folder
-    with folder.lock():
-        environment = {**describe_host(), **hardware.describe()}
-        if continued is None:
-            write_beginning(folder, resolved, source, environment, trainer)
-            first_line = 0
+    folder = None if is_new else find_unfinished(resolved, runs_dir, source)
+    with contextlib.ExitStack() as held:
+        held.enter_context(advice_when_out_of_memory(config))
+        held.enter_context(console)
+        checkpoint: Checkpoint | None = None
+        damaged: list[str] = []
+        if folder is not None:
+            held.enter_context(folder.lock())
+            if folder.state() == "finished":
+                raise UserError(f"{folder.path}: another process has just finished it; start another run with --new")
+            checkpoint, damaged = newest_good(folder.file(record.CHECKPOINTS))
+        hardware = choose_hardware(config)
+        console.preparing(f"Reading and tokenising the text ({config.data.source}, {config.data.tokenizer})")
+        dataset = prepare_dataset(config)
+        trainer = make_trainer(config, hardware, dataset)
+        continuation: Continuation | None = None
+        if folder is None:
+            folder = record.create_run(runs_dir, resolved.name)
+            held.enter_context(folder.lock())
+            write_beginning(folder, resolved, source, trainer)
         else:
-            first_line = restore(trainer, continued)
-            note_environment(folder, environment, console)
-        folder.file(record.MANIFEST).unlink(missing_ok=True)
-        folder.write_json(record.SUMMARY, {"state": "running"})
-        command = command_of(resolved, runs_dir)
+            check_same_data(folder, dataset.manifest)
+            continuation = Continuation(restore(trainer, folder, checkpoint), damaged)
+        if stop_after is not None and stop_after <= trainer.progress.update:
+            raise UserError(f"--stop-after {stop_after}: the run is already at update {trainer.progress.update}")
         segment = 1 + count_processes(folder.file(record.METRICS))
-        with MetricsWriter(folder.file(record.METRICS)) as writer:
-            recorder = Recorder(writer, console.row)
-            console.begin(opening(resolved, trainer, folder, continued), command)
-            if continued is None:
-                recorder.event("start", segment=segment)
-            else:
-                update = trainer.progress.update
-                recorder.event("resume", segment=segment, from_update=update, supersedes_from_line=first_line)
-            outcome = train_to_outcome(trainer, folder, recorder, segment, stop_after)
-            if outcome.failure:
-                recorder.event("failure", state=outcome.state, **outcome.failure)
-            recorder.sync()
-        summary = summarise(trainer, folder, outcome, segment, time.monotonic() - started)
-        folder.write_json(record.SUMMARY, summary)
-        folder.write_manifest()
-    console.end(summary, folder, command)
+        record_environment(folder, {"segment": segment, **describe_host(), **hardware.describe()}, console)
+        return train_in_folder(trainer, folder, resolved, console, continuation, segment, stop_after, started)
+
+
+def train_in_folder(
+    trainer: Trainer,
+    folder: RunFolder,
+    resolved: Resolved,
+    console: Console,
+    continuation: Continuation | None,
+    segment: int,
+    stop_after: int | None,
+    started: float,
+) -> int:
+    """Trains, and closes the folder however that ends. Returns the exit code."""
+    command = command_of(resolved, folder.path.parent)
+    folder.file(record.MANIFEST).unlink(missing_ok=True)
+    with MetricsWriter(folder.file(record.METRICS)) as writer:
+        folder.write_json(record.SUMMARY, summarise(trainer, folder, Outcome("running", 0, {}), segment, started))
+        recorder = Recorder(writer, console.row)
+        console.begin(opening(resolved, trainer, folder, continuation), command)
+        if continuation is None:
+            recorder.event("start", segment=segment)
+        else:
+            update, line = trainer.progress.update, continuation.first_line
+            recorder.event("resume", segment=segment, from_update=update, supersedes_from_line=line)
+        outcome = train_to_outcome(trainer, folder, recorder, segment, stop_after)
+        if outcome.failure:
+            with contextlib.suppress(LabError):  # a full disk may take no more rows; the summary has it as well
+                recorder.event("failure", state=outcome.state, message=outcome.failure["message"])
+    summary = summarise(trainer, folder, outcome, segment, started)
+    folder.write_json(record.SUMMARY, summary)
+    folder.write_manifest()
+    console.end(summary, folder, command, example_prompt(trainer.dataset))
+    if "traceback" in outcome.failure:
+        print(outcome.failure["traceback"], file=sys.stderr)
     return outcome.exit_code
 
 
 def train_to_outcome(
     trainer: Trainer, folder: RunFolder, recorder: Recorder, segment: int, stop_after: int | None
 ) -> Outcome:
-    """Trains until the end, a stop or a failure, and says which. An error that is none of these is raised."""
+    """Trains until the end, a stop or a failure, and says which."""
     with StopRequest() as stop:
         try:
-            state = train(trainer, folder, recorder, stop, segment, stop_after)
+            with advice_when_out_of_memory(trainer.config):
+                state = train(trainer, folder, recorder, stop, segment, stop_after)
+            recorder.sync()
         except NonFiniteError as error:
             return Outcome("failed: non-finite", 1, {"message": str(error), **error.facts})
+        except OutOfMemoryError as error:
+            return Outcome("failed: out of memory", 1, {"message": str(error)})
         except LabError as error:
             return Outcome("failed: error", 1, {"message": str(error)})
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return Outcome("failed: out of memory", 1, {"message": advice_for_memory(trainer.config)})
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            return Outcome("failed: error", 1, {"message": message, "traceback": traceback.format_exc()})
         return Outcome(state, stop.exit_code if state == "interrupted" else 0, {})
 
 
-def find_continuation(resolved: Resolved, runs_dir: Path, source: dict[str, Any]) -> Continuation | None:
-    """The newest run of this config, if it is unfinished. Raises an error rather than mixing code, or starting
-    afresh over checkpoints that are all damaged."""
+def find_unfinished(resolved: Resolved, runs_dir: Path, source: dict[str, Any]) -> RunFolder | None:
+    """The newest run of this config, if it is unfinished. Raises an error rather than mixing code, or passing over a
+    folder that may be the one."""
     for folder in record.list_runs(runs_dir):
         try:
-            identity = folder.read_json(record.CONFIG)["identity"]
-        except (LabError, KeyError, TypeError):
-            continue
+            identity = folder.read_json(record.CONFIG, identity=str)["identity"]
+        except LabError as error:
+            if not folder.run_id.startswith(f"{resolved.name}-"):
+                continue
+            raise LabError(f"{error}; it may be the run to go on with: mend or remove it, or use --new") from error
         if identity != resolved.identity:
             continue
         state = folder.state()
@@ -125,20 +166,19 @@ def find_continuation(resolved: Resolved, runs_dir: Path, source: dict[str, Any]
             raise UserError(
                 f"{folder.path}: this config is being trained there now; wait for it, or start another with --new"
             )
-        changes = changed_files(folder.read_json(record.SOURCE), source)
+        changes = changed_files(folder.read_json(record.SOURCE, files=dict), source)
         if changes:
             raise UserError(
                 f"{folder.path}: is unfinished, but was trained by other code: {', '.join(changes[:5])}"
                 f"{', …' if len(changes) > 5 else ''}; start afresh with --new, or go back to its code to continue it"
             )
-        checkpoint, damaged = newest_good(folder.file(record.CHECKPOINTS))
-        return Continuation(folder, checkpoint, damaged)
+        return folder
     return None
 
 
 def check_same_data(folder: RunFolder, manifest: dict[str, Any]) -> None:
     """Refuses to continue on other data, and says what differs."""
-    before = folder.read_json(record.DATA_MANIFEST)
+    before = folder.read_json(record.DATA_MANIFEST, identity=str, source=dict)
     if before["identity"] != manifest["identity"]:
         found = "; ".join(differences(before, manifest)) or "the files are the same, their use differs"
         raise UserError(
@@ -146,45 +186,57 @@ def check_same_data(folder: RunFolder, manifest: dict[str, Any]) -> None:
         )
 
 
-def restore(trainer: Trainer, continued: Continuation) -> int:
-    """Brings the trainer to the checkpoint. Returns the first line of the metrics that this supersedes."""
-    set_aside_damaged(continued.folder.file(record.CHECKPOINTS), continued.checkpoint)
-    if continued.checkpoint is None:
+def restore(trainer: Trainer, folder: RunFolder, checkpoint: Checkpoint | None) -> int:
+    """Brings the trainer to the checkpoint (None: the run was killed before its first one).
+
+    Returns the first line of the metrics that going on supersedes. Raises LabError if rows before it are lost.
+    """
+    set_aside_damaged(folder.file(record.CHECKPOINTS), checkpoint)
+    if checkpoint is None:
         return 0
-    trainer.restore(continued.checkpoint.load())
-    return int(continued.checkpoint.describe()["metrics_lines"])
+    trainer.restore(checkpoint.load())
+    rows = rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")
+    lost = sorted(set(range(1, checkpoint.update + 1)) - {row["update"] for row in rows})
+    first_line: int = checkpoint.describe()["metrics_lines"]
+    if lost or count_lines(folder.file(record.METRICS)) < first_line:
+        first_lost = lost[0] if lost else checkpoint.update
+        raise LabError(
+            f"{folder.file(record.METRICS)}: rows are lost, among them update {first_lost}: the record would have "
+            "a gap; start afresh with --new"
+        )
+    return first_line
 
 
-def write_beginning(
-    folder: RunFolder, resolved: Resolved, source: dict[str, Any], environment: dict[str, Any], trainer: Trainer
-) -> None:
-    """Writes what is known before the first update."""
-    optimizer = describe_groups(trainer.model, trainer.config.optimizer)
+def write_beginning(folder: RunFolder, resolved: Resolved, source: dict[str, Any], trainer: Trainer) -> None:
+    """Writes what is known before the first update; the config last, because with it the folder is a run."""
     folder.write_json(record.SOURCE, source)
-    folder.write_json(record.ENVIRONMENT, {"processes": [environment]})
     folder.write_json(record.DATA_MANIFEST, trainer.dataset.manifest)
     model = {
         "parameters": count_parameters(trainer.model),
-        "optimizer_groups": optimizer,
+        "optimizer_groups": describe_groups(trainer.model, trainer.config.optimizer),
         "initial_weights_sha256": weights_sha256(trainer.model),
     }
     folder.write_json(record.CONFIG, {**resolved.record(), "model": model})
 
 
-def note_environment(folder: RunFolder, environment: dict[str, Any], console: Console) -> None:
-    """Adds the environment of this process to the record where it differs from the last, and says so."""
-    known = folder.read_json(record.ENVIRONMENT)["processes"]
-    if identity_of(known[-1]) == identity_of(environment):
-        return
-    changed = sorted(k for k in {*known[-1], *environment} if known[-1].get(k) != environment.get(k))
-    console.warn(
-        f"this process differs from the last in {', '.join(changed)} (see {record.ENVIRONMENT}): "
-        "the run may not be bit-identical to one that was never stopped"
-    )
+def record_environment(folder: RunFolder, environment: dict[str, Any], console: Console) -> None:
+    """Adds what this process runs in and on, and says where it differs from the process before it."""
+    known: list[Any] = []
+    if folder.file(record.ENVIRONMENT).exists():
+        known = folder.read_json(record.ENVIRONMENT, processes=list)["processes"]
+    before = known[-1] if known and isinstance(known[-1], dict) else environment
+    changed = sorted(key for key in {*before, *environment} - {"segment"} if before.get(key) != environment.get(key))
+    if changed:
+        console.warn(
+            f"this process differs from the last in {', '.join(changed)} (see {record.ENVIRONMENT}): "
+            "the run may not be bit-identical to one that was never stopped"
+        )
     folder.write_json(record.ENVIRONMENT, {"processes": [*known, environment]})
 
 
-def opening(resolved: Resolved, trainer: Trainer, folder: RunFolder, continued: Continuation | None) -> dict[str, Any]:
+def opening(
+    resolved: Resolved, trainer: Trainer, folder: RunFolder, continuation: Continuation | None
+) -> dict[str, Any]:
     """What is shown before the first update."""
     config, dataset, manifest = trainer.config, trainer.dataset, trainer.dataset.manifest
     return {
@@ -192,8 +244,8 @@ def opening(resolved: Resolved, trainer: Trainer, folder: RunFolder, continued: 
         "folder": str(folder.path),
         "config": resolved.name,
         "purpose": config.purpose,
-        "continues_after_update": None if continued is None else trainer.progress.update,
-        "damaged_checkpoints": continued.damaged if continued else [],
+        "continues_after_update": trainer.progress.update if continuation else None,
+        "damaged_checkpoints": continuation.damaged if continuation else [],
         "warnings": resolved.warnings(),
         "parameters": count_parameters(trainer.model),
         "vocab_size": dataset.tokenizer.vocab_size,
@@ -210,7 +262,7 @@ def opening(resolved: Resolved, trainer: Trainer, folder: RunFolder, continued: 
     }
 
 
-def summarise(trainer: Trainer, folder: RunFolder, outcome: Outcome, segment: int, elapsed_s: float) -> dict[str, Any]:
+def summarise(trainer: Trainer, folder: RunFolder, outcome: Outcome, segment: int, started: float) -> dict[str, Any]:
     """The content of `summary.json`."""
     rows = read_metrics(folder.file(record.METRICS))
     updates, evaluations = rows_of_kind(rows, "update"), rows_of_kind(rows, "evaluation")
@@ -246,12 +298,18 @@ def summarise(trainer: Trainer, folder: RunFolder, outcome: Outcome, segment: in
         "throughput": throughput(updates, trainer.config.measure.warmup_updates),
         "last_process": {
             "segment": segment,
-            "elapsed_s": elapsed_s,
+            "elapsed_s": time.monotonic() - started,
             "peak_memory": peak_memory(trainer.hardware.device),
         },
         "weights_sha256": weights_sha256(trainer.model),
         "checkpoints": sorted(saved),
     }
+
+
+def example_prompt(dataset: Dataset) -> str:
+    """A word of the validation text, as something to let the model go on with: its tokenizer knows it."""
+    words = decode(dataset.tokenizer, dataset.validation.stream.tokens[:64].tolist()).split()
+    return words[0] if words else "the"
 
 
 def command_of(resolved: Resolved, runs_dir: Path) -> str:

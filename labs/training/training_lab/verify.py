@@ -36,7 +36,8 @@ def verify_run(folder: RunFolder, batches: list[int], replay: int, start: int | 
             yield Finding(f"checkpoint {checkpoint.update}", True, "as it was written")
     try:
         rows = {row["update"]: row for row in rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")}
-        recorded_data = folder.read_json(record.DATA_MANIFEST)
+        yield verify_rows(folder, rows)
+        recorded_data = folder.read_json(record.DATA_MANIFEST, identity=str, source=dict)
         dataset = prepare_dataset(recorded_config(folder).config)
         if dataset.manifest["identity"] != recorded_data["identity"]:
             found = "; ".join(differences(recorded_data, dataset.manifest)) or "the same files are used otherwise"
@@ -49,6 +50,17 @@ def verify_run(folder: RunFolder, batches: list[int], replay: int, start: int | 
     yield from verify_batches(dataset, rows, batches)
     if replay:
         yield from replay_updates(folder, dataset, rows, replay, start)
+
+
+def verify_rows(folder: RunFolder, rows: dict[int, Row]) -> Finding:
+    """Whether the metrics have a row for every update that the summary speaks of."""
+    done = folder.read_json(record.SUMMARY, updates=int)["updates"]
+    missing = sorted(set(range(1, done + 1)) - rows.keys())
+    if missing:
+        return Finding(
+            "updates", False, f"{len(missing)} of {done} have no row in {record.METRICS}, first {missing[0]}"
+        )
+    return Finding("updates", True, f"a row for each of {done}")
 
 
 def verify_batches(dataset: Dataset, rows: dict[int, Row], batches: list[int]) -> Iterator[Finding]:
@@ -75,16 +87,16 @@ def replay_updates(
         kept = ", ".join(map(str, checkpoints))
         wanted = f"--replay {replay}" + ("" if start is None else f" --from {start}")
         raise UserError(f"{wanted}: the run has {last} updates, and can be replayed from update {kept}")
-    changes = changed_files(folder.read_json(record.SOURCE), describe_source())
+    changes = changed_files(folder.read_json(record.SOURCE, files=dict), describe_source())
     if changes:
         yield Finding("source", False, f"not the code that ran: {', '.join(changes[:5])}")
     hardware = choose_hardware(config)
-    recorded: dict[str, Any] = folder.read_json(record.ENVIRONMENT)["processes"][-1]
+    first = max(possible) if start is None else start
+    processes = folder.read_json(record.ENVIRONMENT, processes=list)["processes"]
+    recorded: dict[str, Any] = next((p for p in processes if p["segment"] == rows[first + 1]["segment"]), {})
     for name, now in hardware.describe().items():
         if recorded.get(name) != now:
             yield Finding("environment", False, f"{name} is {now}, was {recorded.get(name)}")
-
-    first = max(possible) if start is None else start
     trainer = make_trainer(config, hardware, dataset)
     checkpoint = checkpoints[first]
     if checkpoint is not None:

@@ -38,9 +38,9 @@ class Batch:
         """The same batch on another device."""
         return dataclasses.replace(
             self,
-            tokens_T=self.tokens_T.to(device, non_blocking=True),
-            labels_T=self.labels_T.to(device, non_blocking=True),
-            positions_T=self.positions_T.to(device, non_blocking=True),
+            tokens_T=self.tokens_T.to(device),
+            labels_T=self.labels_T.to(device),
+            positions_T=self.positions_T.to(device),
         )
 
     def sha256(self) -> str:

@@ -40,12 +40,9 @@ class Dataset:
     validation: ValidationSet
     manifest: dict[str, Any]
 
-    def pieces_of_update(self, update: int) -> Pieces:
-        return self.layout.pieces_of_update(update)
-
     def batch_of_update(self, update: int) -> Batch:
         """The whole of what update 1, 2, ... is computed on."""
-        return make_batch(self.train, self.pieces_of_update(update))
+        return make_batch(self.train, self.layout.pieces_of_update(update))
 
 
 def prepare_dataset(config: Config) -> Dataset:
@@ -95,8 +92,7 @@ def make_validation_set(corpus: Corpus, config: EvalConfig, max_positions: int) 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs between two data manifests, by name; for sources, by file."""
     found = []
-    old_files = {file["name"]: file["sha256"] for file in before["source"].get("files", [])}
-    new_files = {file["name"]: file["sha256"] for file in now["source"].get("files", [])}
+    old_files, new_files = ({f["name"]: f["sha256"] for f in m["source"].get("files", [])} for m in (before, now))
     changed = [n for n in old_files if n in new_files and old_files[n] != new_files[n]]
     for what, names in (
         ("changed", changed),
@@ -106,6 +102,6 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         if names:
             found.append(f"{len(names)} source files {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})")
     for key in ("tokenizer", "split", "plan", "validation"):
-        if before[key] != now[key]:
+        if before.get(key) != now[key]:
             found.append(f"{key} differs")
     return found

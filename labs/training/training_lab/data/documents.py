@@ -150,14 +150,28 @@ def files_source(config: DataConfig) -> Source:
     found: dict[tuple[int, int], tuple[str, Path]] = {}
     matched = sorted((path for pattern in config.paths for path in expand(pattern)), key=os.fsencode)
     for path in matched:
+        if not is_unicode(path.as_posix()):
+            raise UserError(f"data.paths: {path}: its name is not UTF-8; rename the file")
         status = path.stat()
         found.setdefault((status.st_dev, status.st_ino), (path.as_posix(), path))
     return Source(list(found.values()), {"paths": list(config.paths)})
 
 
+def is_unicode(name: str) -> bool:
+    """Whether a name can be written as UTF-8; one that is not has bytes in it that Python could not read."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def expand(pattern: str) -> Iterator[Path]:
     """The regular files that an entry of `data.paths` stands for."""
-    path = Path(pattern).expanduser()
+    try:
+        path = Path(pattern).expanduser()
+    except RuntimeError as error:  # ~somebody who does not exist
+        raise UserError(f"data.paths: {pattern}: {error}") from error
     matches: Iterable[Path] = [path]
     if not path.exists():
         matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
