@@ -232,6 +232,12 @@ def test_weights_of_another_model_are_refused(overrides: tuple[str, ...], messag
         other.restore(state)
 
 
+def test_a_file_of_weights_alone_is_not_taken_for_a_state() -> None:
+    trainer = tiny_trainer()
+    with pytest.raises(UserError, match="lacks optimizer, progress, random, sampler, scaler"):
+        trainer.restore({"model": trainer.model.state_dict()})
+
+
 def test_a_state_of_other_data_is_refused() -> None:
     state, other = tiny_trainer().state(), tiny_trainer("data.order_seed=5")
     with pytest.raises(UserError, match="trained on other data"):

@@ -158,7 +158,16 @@ def test_wrong_input_gets_one_line_and_2_and_changes_nothing(
     ]
 
 
-DAMAGES = ["{", "[]", "null", "3", "{}", '{"updates": "x"}', '{"identity": 1, "files": [], "processes": {}}']
+DAMAGES = [
+    "{",
+    "[]",
+    "null",
+    "3",
+    "{}",
+    '{"updates": "x"}',
+    '{"identity": 1, "files": [], "processes": {}}',
+    '{"processes": [3, {}]}',
+]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from training_lab.identity import sha256_of_file
 from training_lab.record import LAST_CHECKPOINT, UNFINISHED_PREFIX, json_text, sync_file, sync_folder
 
 FORMAT = 1
+"""Raised when a state of an older version can no longer be read."""
 STATE = "state.pt"
 DESCRIPTION = "checkpoint.json"
 DESCRIBED = {"bytes": int, "sha256": str, "metrics_lines": int, "weights_sha256": str}

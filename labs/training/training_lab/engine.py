@@ -78,6 +78,9 @@ class Trainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint's state. Raises UserError if it belongs to other data or another model."""
+        missing = self.state().keys() - state.keys()
+        if missing:
+            raise UserError(f"the checkpoint lacks {', '.join(sorted(missing))}: it holds no state to go on from")
         if state["sampler"]["plan"] != self.dataset.plan:
             raise UserError("the checkpoint was trained on other data: its plan is not that of this config")
         check_shapes(self.model, state["model"])

@@ -308,8 +308,8 @@ def summarise(trainer: Trainer, folder: RunFolder, outcome: Outcome, segment: in
 
 def example_prompt(dataset: Dataset) -> str:
     """A word of the validation text, as something to let the model go on with: its tokenizer knows it."""
-    words = decode(dataset.tokenizer, dataset.validation.stream.tokens[:64].tolist()).split()
-    return words[0] if words else "the"
+    words = decode(dataset.tokenizer, dataset.validation.stream.tokens[:512].tolist()).split()
+    return next((word for word in words if word.isalpha() and len(word) > 2), "the")
 
 
 def command_of(resolved: Resolved, runs_dir: Path) -> str:

@@ -8,7 +8,6 @@ losses, norms and weights, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from training_lab import record
 from training_lab.checkpoint import list_checkpoints, weights_sha256
@@ -93,7 +92,8 @@ def replay_updates(
     hardware = choose_hardware(config)
     first = max(possible) if start is None else start
     processes = folder.read_json(record.ENVIRONMENT, processes=list)["processes"]
-    recorded: dict[str, Any] = next((p for p in processes if p["segment"] == rows[first + 1]["segment"]), {})
+    segment = rows[first + 1].get("segment")
+    recorded = next((p for p in processes if isinstance(p, dict) and p.get("segment") == segment), {})
     for name, now in hardware.describe().items():
         if recorded.get(name) != now:
             yield Finding("environment", False, f"{name} is {now}, was {recorded.get(name)}")
