@@ -49,8 +49,9 @@ class Console(Protocol):
     def warn(self, message: str) -> None:
         """Something that the person should know and that stops nothing."""
 
-    def end(self, summary: dict[str, Any], folder: RunFolder, command: str, prompt: str) -> None:
-        """After the last update: what came out, the command that continues, and a text to sample from."""
+    def end(self, summary: dict[str, Any], losses: list[float], folder: RunFolder, command: str, prompt: str) -> None:
+        """After the last update: what came out, the loss of every update, where it is, the command that continues, and
+        a text to sample from."""
 
 
 def make_console(as_json: bool) -> Console:
@@ -80,7 +81,7 @@ class JsonConsole:
     def warn(self, message: str) -> None:
         self.row({"kind": "warning", "message": message})
 
-    def end(self, summary: dict[str, Any], folder: RunFolder, command: str, prompt: str) -> None:
+    def end(self, summary: dict[str, Any], losses: list[float], folder: RunFolder, command: str, prompt: str) -> None:
         self.row({"kind": "end", "folder": str(folder.path), **summary})
 
 
@@ -120,8 +121,8 @@ class PlainConsole:
     def warn(self, message: str) -> None:
         self.print(f"warning: {message}")
 
-    def end(self, summary: dict[str, Any], folder: RunFolder, command: str, prompt: str) -> None:
-        for text in closing_lines(summary, folder, command, prompt, self.figures.losses):
+    def end(self, summary: dict[str, Any], losses: list[float], folder: RunFolder, command: str, prompt: str) -> None:
+        for text in closing_lines(summary, losses, folder, command, prompt):
             self.print(text)
 
     def print(self, text: str) -> None:
@@ -153,9 +154,9 @@ class LiveConsole(PlainConsole):
         description = f"{row['update']}/{self.figures.updates}"
         self.bar.update(self.task, completed=row["update"], description=description, figures=self.figures.text())
 
-    def end(self, summary: dict[str, Any], folder: RunFolder, command: str, prompt: str) -> None:
+    def end(self, summary: dict[str, Any], losses: list[float], folder: RunFolder, command: str, prompt: str) -> None:
         self.bar.stop()
-        super().end(summary, folder, command, prompt)
+        super().end(summary, losses, folder, command, prompt)
 
     def print(self, text: str) -> None:
         try:
@@ -170,7 +171,6 @@ class Figures:
     def __init__(self) -> None:
         self.updates = 0
         self.first_update = 1
-        self.losses: list[float] = []
         self.row: Row = {}
         self.val_loss: float | None = None
         self._done = 0
@@ -189,7 +189,6 @@ class Figures:
                 self._began = time.monotonic() - row["seconds"]
             self._done += 1
             self.row = row
-            self.losses.append(row["loss"])
             latest = row["target_tokens"] / row["seconds"]
             self._tokens_per_s = latest if self._done == 1 else 0.8 * self._tokens_per_s + 0.2 * latest
 
@@ -234,7 +233,7 @@ def opening_lines(facts: dict[str, Any], command: str) -> Iterable[str]:
 
 
 def closing_lines(
-    summary: dict[str, Any], folder: RunFolder, command: str, prompt: str, losses: list[float]
+    summary: dict[str, Any], losses: list[float], folder: RunFolder, command: str, prompt: str
 ) -> Iterable[str]:
     """What came out, and what to do next."""
     yield ""

@@ -120,7 +120,8 @@ def train_in_folder(
     summary = summarise(trainer, folder, outcome, segment, started)
     folder.write_json(record.SUMMARY, summary)
     folder.write_manifest()
-    console.end(summary, folder, command, example_prompt(trainer.dataset))
+    losses = [row["loss"] for row in rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")]
+    console.end(summary, losses, folder, command, example_prompt(trainer.dataset))
     if "traceback" in outcome.failure:
         print(outcome.failure["traceback"], file=sys.stderr)
     return outcome.exit_code
