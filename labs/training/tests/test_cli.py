@@ -185,6 +185,23 @@ def test_a_damaged_file_of_the_record_is_named_without_a_traceback(copied: RunFo
     assert copied.run_id in out.getvalue()
 
 
+DEEPER = [
+    ("data-manifest.json", {"identity": "x", "source": {"files": [3]}}),
+    ("data-manifest.json", {"identity": "x", "source": {"files": 3}, "tokenizer": 4}),
+    ("source.json", {"files": {"a": 1}}),
+    ("metrics.jsonl", {"kind": "update"}),
+    ("metrics.jsonl", {"kind": "update", "update": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DEEPER)
+def test_damage_deeper_in_a_file_gives_no_traceback_either(copied: RunFolder, name: str, content: object) -> None:
+    copied.file(name).write_text(json.dumps(content) + "\n")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert cli.main(["verify", copied.run_id, "--replay", "1"]) in (1, 2)  # 2: no row is left to replay
+    assert "BAD" in out.getvalue()
+
+
 def test_a_damaged_newest_checkpoint_is_named_when_an_older_one_is_used(copied: RunFolder) -> None:
     copied.file("checkpoints/update-000012/state.pt").write_bytes(b"")
     done = run("eval", copied.run_id)

@@ -115,9 +115,13 @@ def parse_row(line: str) -> Row | None:
     """The row of a line, or None if it is not a whole one."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and "kind" in row else None
+    if not isinstance(row, dict):
+        return None
+    wanted = {"update": ("update", int), "evaluation": ("update", int), "event": ("event", str)}
+    name, kind = wanted.get(str(row.get("kind")), ("kind", str))
+    return row if isinstance(row.get(name), kind) else None
 
 
 def count_processes(path: Path) -> int:

@@ -8,6 +8,7 @@ losses, norms and weights, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from training_lab import record
 from training_lab.checkpoint import list_checkpoints, weights_sha256
@@ -39,7 +40,7 @@ def verify_run(folder: RunFolder, batches: list[int], replay: int, start: int | 
         recorded_data = folder.read_json(record.DATA_MANIFEST, identity=str, source=dict)
         dataset = prepare_dataset(recorded_config(folder).config)
         if dataset.manifest["identity"] != recorded_data["identity"]:
-            found = "; ".join(differences(recorded_data, dataset.manifest)) or "the same files are used otherwise"
+            found = what_differs(recorded_data, dataset.manifest)
             yield Finding("data", False, f"cannot be built again as they were: {found}")
             return
     except LabError as error:
@@ -49,6 +50,14 @@ def verify_run(folder: RunFolder, batches: list[int], replay: int, start: int | 
     yield from verify_batches(dataset, rows, batches)
     if replay:
         yield from replay_updates(folder, dataset, rows, replay, start)
+
+
+def what_differs(recorded: dict[str, Any], now: dict[str, Any]) -> str:
+    """What differs between two data manifests, in words; the recorded one may be damaged."""
+    try:
+        return "; ".join(differences(recorded, now)) or "the same files are used otherwise"
+    except (KeyError, TypeError, AttributeError):
+        return f"and {record.DATA_MANIFEST} is damaged, so it cannot say what differs"
 
 
 def verify_rows(folder: RunFolder, rows: dict[int, Row]) -> Finding:
@@ -69,7 +78,7 @@ def verify_batches(dataset: Dataset, rows: dict[int, Row], batches: list[int]) -
     for update in chosen:
         if update not in rows:
             raise UserError(f"--batch {update}: the run has no such update; it has 1 to {max(rows, default=0)}")
-        seen, now = rows[update]["batch_sha256"], dataset.batch_of_update(update).sha256()
+        seen, now = str(rows[update].get("batch_sha256")), dataset.batch_of_update(update).sha256()
         message = f"SHA-256 {now[:12]}…" if now == seen else f"SHA-256 is {now[:12]}…, was {seen[:12]}…"
         yield Finding(f"batch of update {update}", now == seen, message)
 
@@ -104,8 +113,9 @@ def replay_updates(
         trainer.restore(checkpoint.load())
     for update in range(first + 1, first + replay + 1):
         again = train_update(trainer)
+        before = rows[update]
         parts = [
-            f"{key} is {again[key]!r}, was {rows[update][key]!r}" for key in REPLAYED if again[key] != rows[update][key]
+            f"{key} is {again[key]!r}, was {before.get(key)!r}" for key in REPLAYED if again[key] != before.get(key)
         ]
         yield Finding(
             f"replayed update {update}", not parts, "; ".join(parts) or f"loss {again['loss']!r}, the same bits"
