@@ -101,7 +101,11 @@ def updates_and_segments() -> list[tuple[int, int]]:
 
 
 def test_rows_are_read_back_as_they_were_written_in_order() -> None:
-    rows = [event("start", text="한글 \u2028 \n \r \x85"), update_row(1), {"kind": "evaluation", "val_loss": None}]
+    rows = [
+        event("start", text="한글 \u2028 \n \r \x85"),
+        update_row(1),
+        {"kind": "evaluation", "update": 1, "val_loss": None},
+    ]
     with MetricsWriter(METRICS) as writer:
         for row in rows:
             writer.write(row)
