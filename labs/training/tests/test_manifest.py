@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from folders import make_run
 
 from training_lab import record
 from training_lab.identity import sha256_of_file
@@ -15,20 +16,6 @@ from training_lab.record import (
     Finding,
     RunFolder,
 )
-
-
-def make_run(name: str, created_ns: int = 10**18, runs_dir: str = "runs", state: str = "finished") -> RunFolder:
-    """A folder with the files that make it a run."""
-    folder = RunFolder(Path(runs_dir) / name)
-    folder.path.mkdir(parents=True)
-    folder.write_json(record.CONFIG, {"name": name})
-    folder.write_json(record.SUMMARY, {"state": state})
-    os.utime(folder.file(record.CONFIG), ns=(created_ns, created_ns))
-    return folder
-
-
-def ids(runs: list[RunFolder]) -> list[str]:
-    return [run.run_id for run in runs]
 
 
 def bad(findings: list[Finding]) -> list[tuple[str, str]]:

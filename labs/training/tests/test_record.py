@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from folders import make_run
 from tiny import TRAINING
 
 from training_lab import record
@@ -21,16 +22,6 @@ from training_lab.record import (
     list_runs,
     write_atomically,
 )
-
-
-def make_run(name: str, created_ns: int = 10**18, runs_dir: str = "runs", state: str = "finished") -> RunFolder:
-    """A folder with the files that make it a run."""
-    folder = RunFolder(Path(runs_dir) / name)
-    folder.path.mkdir(parents=True)
-    folder.write_json(record.CONFIG, {"name": name})
-    folder.write_json(record.SUMMARY, {"state": state})
-    os.utime(folder.file(record.CONFIG), ns=(created_ns, created_ns))
-    return folder
 
 
 def ids(runs: list[RunFolder]) -> list[str]:
