@@ -335,6 +335,8 @@ def test_values_that_just_agree_are_accepted(overrides: list[str]) -> None:
         ({"data": {"synthetic_documents": 512}}, ["data.synthetic_documents"]),
         ({"data": {"source": "synthetic", "synthetic_documents": 9}}, []),
         ({"batch": {"tokens": 8192}}, ["batch.tokens"]),
+        ({"batch": {"layout": "token_budget", "tokens": 512, "micro_batches": 2}}, []),
+        ({"batch": {"layout": "token_budget", "tokens": 512, "micro_batches": 3}}, ["batch.micro_batches"]),
         (
             {"batch": {"layout": "token_budget", "block_size": 8, "batch_size": 8}},
             ["batch.batch_size", "batch.block_size"],

@@ -282,6 +282,14 @@ class Config:
                 "after it are never trained, but used when the model is evaluated and sampled",
                 is_fatal=False,
             )
+        fewest_pieces = -(-self.batch.tokens // self.model.max_positions)
+        if self.batch.layout == "token_budget" and self.batch.micro_batches > fewest_pieces:
+            yield Problem(
+                "batch.micro_batches",
+                f"{self.batch.micro_batches} may be more than there are pieces: an update of {self.batch.tokens} tokens "
+                f"can have as few as {fewest_pieces}, pieces are never cut, and fewer micro-batches are then made",
+                is_fatal=False,
+            )
         if self.schedule.warmup_updates >= updates and self.schedule.warmup_updates > 0:
             yield Problem(
                 "schedule.warmup_updates",
