@@ -286,7 +286,7 @@ class Config:
         if self.batch.layout == "token_budget" and self.batch.micro_batches > fewest_pieces:
             yield Problem(
                 "batch.micro_batches",
-                f"{self.batch.micro_batches} may be more than there are pieces: an update of {self.batch.tokens} tokens "
+                f"{self.batch.micro_batches} may exceed the pieces: an update of {self.batch.tokens} tokens "
                 f"can have as few as {fewest_pieces}, pieces are never cut, and fewer micro-batches are then made",
                 is_fatal=False,
             )
