@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from training_lab.data.corpus import TokenStream
 from training_lab.data.layout import Pieces, TokenBudget
-from training_lab.randomness import splitmix64
+from training_lab.data.stream import NO_END_OF_TEXT, EndOfText, TokenStream
 
 
-def stream_of(lengths: Sequence[int]) -> TokenStream:
-    """A stream of documents of these lengths, where token i of the stream is i itself."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    hashes = splitmix64(np.arange(len(lengths), dtype=np.uint64))
-    tokens = np.arange(offsets[-1], dtype=np.uint32)
-    return TokenStream(tokens, offsets, hashes, [f"document {number}" for number in range(len(lengths))])
+def stream_of(lengths: Sequence[int], end_of_text: EndOfText = NO_END_OF_TEXT) -> TokenStream:
+    """A stream of documents of these lengths, of which token i is i itself; what is put between them not counted."""
+    sizes = np.array(lengths, dtype=np.int64)
+    tokens = np.arange(sizes.sum(), dtype=np.uint32)
+    content, sha256 = (hashes_of(kind, len(lengths)) for kind in ("content", "tokens"))
+    return TokenStream(tokens, np.cumsum(sizes) - sizes, sizes, content, sha256, "document {}".format, end_of_text)
+
+
+def hashes_of(kind: str, number: int) -> np.ndarray:
+    """As many hashes of 32 bytes as there are documents; those of the first are the same however many there are."""
+    digests = [hashlib.sha256(f"{kind} {document}".encode()).digest() for document in range(number)]
+    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(number, 32)
 
 
 def inputs_of(pieces: Pieces) -> list[int]:

@@ -14,17 +14,25 @@ import torch
 from streams import MANY, every_plan, inputs_of, same, stream_of, token_budget
 from tiny import tiny
 
-from training_lab.data.batches import IGNORED, Batch, make_batch, split_by_tokens, split_pieces
+from training_lab.data.batches import IGNORED, Batch, make_batch, split_by_tokens, split_rows
 from training_lab.data.dataset import Dataset, differences, prepare_dataset
-from training_lab.data.documents import read_documents
 from training_lab.data.layout import Pieces
+from training_lab.data.synthetic import synthetic_document
 from training_lab.errors import UserError
 
 
 def pieces_with(lengths: Sequence[int]) -> Pieces:
     """Pieces of these lengths, one behind the other."""
     sizes = np.array(lengths, dtype=np.int64)
-    return Pieces(np.cumsum(sizes) - sizes, sizes, sizes - 1)
+    return Pieces(np.cumsum(sizes) - sizes, sizes, sizes - 1, np.arange(len(sizes)))
+
+
+def parts_of(pieces: Pieces, row_tokens: int | None, num_parts: int) -> list[Pieces]:
+    return [pieces.part(first, last) for first, last in split_rows(pieces, row_tokens, num_parts)]
+
+
+def joined(parts: Sequence[Pieces]) -> Pieces:
+    return Pieces(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 # --- batches ---
@@ -65,7 +73,7 @@ def test_a_batch_says_how_many_labels_it_has(plan: str) -> None:
 
 
 def small_batch() -> Batch:
-    return make_batch(stream_of([5, 4]), Pieces(*(np.array(part) for part in ([0, 5], [5, 4], [4, 3]))))
+    return make_batch(stream_of([5, 4]), Pieces(*(np.array(part) for part in ([0, 5], [5, 4], [4, 3], [0, 1]))))
 
 
 def test_the_hash_of_a_batch_changes_with_everything_that_the_model_sees() -> None:
@@ -95,18 +103,32 @@ UNEQUAL = [[1], [5], [1, 1], [1000, 1], [1, 1000], [1] * 8, [1000, *[1] * 20], [
 @pytest.mark.parametrize("num_parts", range(1, 9))
 def test_split_into_micro_batches_nothing_is_lost_and_none_is_empty(lengths: list[int], num_parts: int) -> None:
     pieces = pieces_with(lengths)
-    parts = list(split_pieces(pieces, num_parts))
+    parts = parts_of(pieces, None, num_parts)
     assert 1 <= len(parts) <= num_parts
     assert all(len(part.lengths) > 0 for part in parts)
-    assert same(Pieces(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True))), pieces)
+    assert same(joined(parts), pieces)
     share = sum(lengths) / num_parts
     assert all(part.lengths.sum() <= share + max(lengths) for part in parts)
 
 
 @pytest.mark.parametrize(("num_pieces", "num_parts"), [(32, 1), (32, 4), (32, 32), (24, 8), (7, 7), (300, 3)])
 def test_equal_pieces_are_split_into_equal_micro_batches(num_pieces: int, num_parts: int) -> None:
-    parts = list(split_pieces(pieces_with([256] * num_pieces), num_parts))
-    assert [len(part.lengths) for part in parts] == [num_pieces // num_parts] * num_parts
+    for row_tokens in (None, 256):
+        parts = parts_of(pieces_with([256] * num_pieces), row_tokens, num_parts)
+        assert [len(part.lengths) for part in parts] == [num_pieces // num_parts] * num_parts
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 8, 35])
+@pytest.mark.parametrize("num_parts", range(1, 9))
+def test_rows_stay_whole_and_their_numbers_differ_by_at_most_one(num_rows: int, num_parts: int) -> None:
+    rows = np.repeat(np.arange(num_rows), np.arange(num_rows) % 3 + 1)
+    pieces = pieces_with([20] * len(rows))._replace(rows=rows)
+    parts = parts_of(pieces, 64, num_parts)
+    assert len(parts) == min(num_rows, num_parts)
+    assert same(joined(parts), pieces)
+    counts = [len(set(part.rows.tolist())) for part in parts]
+    assert sum(counts) == num_rows
+    assert max(counts) - min(counts) <= 1
 
 
 @pytest.mark.parametrize("lengths", UNEQUAL, ids=lambda lengths: ",".join(map(str, lengths)))
@@ -114,7 +136,7 @@ def test_equal_pieces_are_split_into_equal_micro_batches(num_pieces: int, num_pa
 def test_split_by_tokens_fills_each_run_as_far_as_it_goes(lengths: list[int], max_tokens: int) -> None:
     pieces = pieces_with(lengths)
     parts = list(split_by_tokens(pieces, max_tokens))
-    assert same(Pieces(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True))), pieces)
+    assert same(joined(parts), pieces)
     assert all(part.lengths.sum() <= max_tokens or len(part.lengths) == 1 for part in parts)
     for part, following in itertools.pairwise(parts):
         assert part.lengths.sum() + following.lengths[0] > max_tokens
@@ -130,18 +152,18 @@ def dataset(*overrides: str) -> Dataset:
 def test_the_same_config_gives_the_same_data() -> None:
     one, other = dataset(), dataset()
     assert one.manifest == other.manifest
-    assert one.batch_of_update(5).sha256() == other.batch_of_update(5).sha256()
+    assert one.update_data(5).sha256 == other.update_data(5).sha256
     assert json.loads(json.dumps(one.manifest, allow_nan=False)) == one.manifest
 
 
 def test_tokens_of_training_and_validation_together_are_the_text() -> None:
     data = dataset()
     read = sorted(
-        bytes(stream.tokens[first:last].tolist()).decode()
+        bytes(stream.take(np.arange(first, last)).tolist()).decode()
         for stream in (data.train, data.validation.stream)
         for first, last in itertools.pairwise(stream.offsets.tolist())
     )
-    assert read == sorted(document.text for document in read_documents(tiny().data).documents)
+    assert read == sorted(synthetic_document(number).text for number in range(tiny().data.synthetic_documents))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +228,7 @@ def test_a_smaller_validation_set_is_the_beginning_of_a_larger_one(pieces: str, 
     many = dataset(f"eval.pieces={pieces}", "eval.tokens=10000000").validation
     used = inputs_of(few.pieces)
     last = 0 if pieces == "documents" else 1  # the last token of joined text is a label only
-    assert used == list(range(min(size, len(few.stream.tokens)) - last))
+    assert used == list(range(min(size, few.stream.size) - last))
     assert inputs_of(many.pieces)[: len(used)] == used
     assert few.num_target_tokens <= many.num_target_tokens
     assert few.pieces.lengths.min() >= 1
@@ -224,27 +246,37 @@ def test_validation_documents_are_cut_only_after_the_longest_that_the_model_sees
 def test_in_validation_windows_every_token_but_the_first_is_predicted_once() -> None:
     validation = dataset("eval.pieces=windows", "eval.tokens=1000").validation
     batch = make_batch(validation.stream, validation.pieces)
-    assert batch.labels_T.tolist() == validation.stream.tokens[1:1000].tolist()
+    assert batch.labels_T.tolist() == validation.stream.take(np.arange(1, 1000)).tolist()
     assert validation.num_target_tokens == 999
     assert max(np.diff(batch.cu_seqlens)) == 64
 
 
-def test_a_validation_text_without_a_token_to_predict_is_refused() -> None:
-    Path("short.txt").write_text("a")
-    Path("long.txt").write_text("b" * 1000)
-    files = ("data.source=files", 'data.paths=["short.txt", "long.txt"]', "data.val_fraction=0.5")
-    refusals = []
-    for salt in range(20):  # among them, salts that hold back exactly the short one
+ANY_BATCH = ("batch.layout=packs", "batch.packs=1", "batch.pack_length=8")
+
+
+@pytest.mark.parametrize("pieces", ["documents", "windows"])
+def test_a_validation_text_without_a_token_to_predict_is_never_measured_on(pieces: str) -> None:
+    for name, text in (("short.txt", "a"), ("a.txt", "ab"), ("b.txt", "b" * 1000)):
+        Path(name).write_text(text)
+    files = ("data.source=files", 'data.paths=["*.txt"]', "data.val_fraction=0.5", "eval.tokens=2")
+    measured, refused = [], []
+    for salt in range(20):  # among them, salts that would hold back the short one alone
         try:
-            dataset(*files, f"data.split_salt={json.dumps(str(salt))}")
+            data = dataset(*files, f"data.split_salt={json.dumps(str(salt))}", f"eval.pieces={pieces}", *ANY_BATCH)
         except UserError as error:
-            refusals.append(str(error))
-    assert "data: the validation text has no token to predict: 1 tokens; give more documents" in refusals
+            refused.append(str(error))
+        else:
+            measured.append(data.validation.num_target_tokens)
+            assert data.streams.too_short == 1
+            assert data.train.num_documents == data.validation.stream.num_documents == 1
+    assert set(measured) == {1}
+    assert refused
+    assert all("there are 2 and data.val_fraction is 0.5" in message for message in refused)
 
 
 def test_the_documents_of_a_stretch_of_tokens_are_named() -> None:
     stream = stream_of([3, 1, 4])
-    names = stream.names
+    names = ["document 0", "document 1", "document 2"]
     assert stream.documents_between(0, 3) == names[:1]
     assert stream.documents_between(2, 4) == names[:2]
     assert stream.documents_between(3, 4) == names[1:2]

@@ -63,7 +63,8 @@ def test_a_trainers_state_is_tensors_and_plain_types(folder: Path) -> None:
     save_checkpoint(folder, 1, trainer.state(), FACTS)
     state = list_checkpoints(folder)[0].load()  # weights_only=True refuses anything else
     assert set(state) == {"model", "optimizer", "scaler", "random", "sampler", "progress"}
-    assert state["sampler"] == {"plan": trainer.dataset.plan, "next_update": 2}
+    assert state["sampler"] == trainer.dataset.sampler_state(1)
+    assert state["sampler"] == {"plan": trainer.dataset.plan, "next_token": trainer.config.batch.tokens}
 
 
 def test_a_restored_trainer_goes_on_with_the_same_bits(folder: Path) -> None:

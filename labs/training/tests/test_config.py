@@ -269,11 +269,18 @@ def test_zero_and_minus_zero_are_the_same_config(key: str) -> None:
 OTHER_VALUES: dict[str, object] = {
     "data.source": "synthetic",
     "data.paths": ["x"],
+    "data.fineweb_files": ["x"],
+    "data.fineweb_revision": "main",
+    "data.text_field": "x",
     "data.documents": "paragraph",
+    "data.invalid_text": "refuse",
+    "data.max_documents": 1,
+    "data.max_tokens": 1,
     "data.synthetic_documents": 513,
     "data.tokenizer": "char",
     "data.val_fraction": 0.2,
     "data.split_salt": "x",
+    "data.duplicates": "drop",
     "data.order_seed": 0,
     "model.num_layers": 7,
     "model.d_model": 260,
@@ -284,6 +291,10 @@ OTHER_VALUES: dict[str, object] = {
     "batch.block_size": 255,
     "batch.batch_size": 33,
     "batch.tokens": 8193,
+    "batch.pack_length": 255,
+    "batch.packs": 9,
+    "batch.packing": "concat",
+    "batch.packing_buffer": 255,
     "batch.micro_batches": 2,
     "optimizer.max_lr": 3.0000001e-4,
     "optimizer.min_lr": 0,
@@ -309,8 +320,8 @@ OTHER_VALUES: dict[str, object] = {
     "checkpoint.keep_best": False,
     "measure.warmup_updates": 11,
 }
-WITHOUT_ANOTHER_VALUE = {"data.cache_dir", "optimizer.name"}
-"""No part of the identity; has a single value."""
+WITHOUT_ANOTHER_VALUE = {"data.cache_dir", "data.end_of_text", "optimizer.name"}
+"""No part of the identity; has another only with another tokenizer; has a single value."""
 
 
 def test_the_table_of_other_values_has_every_setting() -> None:
@@ -324,7 +335,20 @@ def test_any_other_value_is_another_identity(key: str) -> None:
     assert changed.identity != resolve({}).identity
 
 
+def test_where_the_token_between_documents_is_belongs_to_the_identity() -> None:
+    places = [resolve({"data": {"tokenizer": "gpt2", "end_of_text": place}}) for place in ("none", "start", "end")]
+    assert len({resolved.identity for resolved in places}) == 3
+    assert resolve({"data": {"tokenizer": "gpt2"}}).identity == places[1].identity
+
+
 # --- the record of a run ---
+
+
+def test_the_record_of_a_version_that_knew_fewer_settings_is_refused_with_their_names() -> None:
+    stored = json.loads(json.dumps(resolve({}).record()))
+    del stored["values"]["data"]["max_tokens"]
+    with pytest.raises(UserError, match=r"^run/config\.json: of another version of the lab, .* data\.max_tokens$"):
+        config_from_record(stored, "run/config.json")
 
 
 @pytest.mark.parametrize("name", NAMES_OF_EXPERIMENTS)

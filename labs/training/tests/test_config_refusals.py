@@ -110,7 +110,7 @@ def test_the_same_key_in_two_sections_is_no_duplicate() -> None:
         ("data.paths", "[1]", "must be a list of texts"),
         ("data.paths", "[[]]", "must be a list of texts"),
         ("data.paths", "null", "must be a list of texts"),
-        ("data.source", '"stdlibs"', "must be one of stdlib, files, shakespeare, synthetic; got the text"),
+        ("data.source", '"stdlibs"', "must be one of stdlib, files, shakespeare, fineweb, synthetic; got the text"),
         ("data.source", "null", "must be one of"),
         ("data.source", '["stdlib"]', "must be one of"),
         ("data.source", "1", "must be one of"),
@@ -201,6 +201,8 @@ def test_nothing_is_hinted_at_that_would_be_refused_again(text: str) -> None:
 
 RANGES: dict[str, tuple[list[object], list[object]]] = {
     # key: (accepted, refused)
+    "data.max_documents": ([0, 10**12], [-1]),
+    "data.max_tokens": ([0, 10**15], [-1]),
     "data.synthetic_documents": ([2, 10**12], [-1, 0, 1]),
     "data.val_fraction": ([5e-324, 0.5, 0.9999999999999999], [-1, 0, 1, 1e300]),
     "data.order_seed": ([0, 2**63 - 1], [-1]),
@@ -212,6 +214,9 @@ RANGES: dict[str, tuple[list[object], list[object]]] = {
     "batch.block_size": ([1, 256], [-1, 0, 257]),
     "batch.batch_size": ([1, 10**12], [-1, 0]),
     "batch.tokens": ([2, 10**15], [-1, 0, 1]),
+    "batch.pack_length": ([2, 256], [-1, 0, 1]),
+    "batch.packs": ([1, 10**12], [-1, 0]),
+    "batch.packing_buffer": ([1, 10**12], [-1, 0]),
     "batch.micro_batches": ([1, 32], [-1, 0, 33, 10**12]),
     "optimizer.max_lr": ([5e-324, 1e308], [-1, 0]),
     "optimizer.min_lr": ([0, 3e-4], [-1, 3.0000001e-4, 1e308]),
@@ -282,6 +287,11 @@ def test_heads_that_do_not_divide_a_huge_width_are_refused_at_once() -> None:
     [
         (["model.max_positions=255"], "default: batch.block_size: must not exceed model.max_positions = 255, got 256"),
         (["batch.block_size=257"], "--set: batch.block_size: must not exceed"),
+        (["batch.layout=packs", "batch.pack_length=257"], "--set: batch.pack_length: must not exceed model.max_pos"),
+        (["batch.layout=packs", "batch.micro_batches=9"], "--set: batch.micro_batches: cannot exceed the 8 packs"),
+        (["data.end_of_text=start"], "--set: data.end_of_text: the tokenizer 'byte' has no token for it"),
+        (["data.source=fineweb", "data.fineweb_files=[]"], "--set: data.fineweb_files: the source 'fineweb' needs"),
+        (["data.source=fineweb", "data.fineweb_revision=a b"], "--set: data.fineweb_revision: must be a commit"),
         (["optimizer.min_lr=1"], "--set: optimizer.min_lr: must not exceed optimizer.max_lr = 0.0003, got 1.0"),
         (["train.updates=1", "schedule.warmup_updates=1"], "--set: schedule.warmup_updates: must be smaller"),
         (["train.updates=20", "schedule.warmup_updates=20"], "--set: schedule.warmup_updates: must be smaller"),

@@ -1,113 +1,360 @@
-"""Documents from their sources: nothing is lost, nothing is read twice, and what cannot be read is named."""
+"""Text files become documents byte by byte: whole, or cut into paragraphs, and never guessed at."""
 
 from __future__ import annotations
 
-import json
-import os
-import sysconfig
+import itertools
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tiny import tiny
-
-from training_lab.config import DataConfig
-from training_lab.data.documents import (
-    Collection,
-    read_documents,
-    split_paragraphs,
-    synthetic_document,
-    tabs_for_indentation,
+from reading import (
+    compressed,
+    left_in_cache,
+    line_of,
+    read_files,
+    refusal,
+    refusal_to_read,
+    source_of,
+    tokenise_files,
+    write,
 )
+
+from training_lab.data import documents
+from training_lab.data.build import accepted
+from training_lab.data.documents import paragraphs, split_paragraphs, tabs_for_indentation
 from training_lab.errors import UserError
 
+NOT_UTF8 = [
+    (b"ab\xffcd", 2),
+    ("naïve".encode("latin-1"), 2),
+    (b"a\xc0\xaf", 1),  # overlong
+    (b"\xed\xa0\x80", 0),  # a surrogate
+    (b"a\xf4\x90\x80\x80", 1),  # beyond the last character
+    ("가".encode()[:2], 0),  # cut off
+    ("한글".encode()[:-1], 3),
+    (b"\xef\xbb\xbfab\xff", 5),
+]
 
-def write(name: str, content: str | bytes) -> None:
-    path = Path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
-
-
-def files_config(paths: tuple[str, ...], *overrides: str) -> DataConfig:
-    return tiny("data.source=files", f"data.paths={json.dumps(paths)}", *overrides).data
-
-
-def read_files(*paths: str, unit: str = "file") -> Collection:
-    """What the source `files` makes of some paths."""
-    return read_documents(files_config(paths, f"data.documents={unit}"))
+# --- the text of a file ---
 
 
-def refusal(*paths: str) -> str:
-    """The one line with which some paths are refused."""
-    with pytest.raises(UserError) as caught:
-        read_files(*paths)
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
+@pytest.mark.parametrize("unit", ["file", "paragraph"])
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("\ufeff처음\n".encode(), "처음\n"),
+        ("\ufeff\ufeffx".encode(), "\ufeffx"),
+        (b"a\r\nb\r\nc\r\n", "a\r\nb\r\nc\r\n"),
+        (b"a\rb\n\rc", "a\rb\n\rc"),
+        (b"a\0b\x1a\x0c\x7f\x1b[0m", "a\0b\x1a\x0c\x7f\x1b[0m"),
+        ("\u2028\u0085é\u0065\u0301".encode(), "\u2028\u0085é\u0065\u0301"),
+        ("a\ufeffb".encode(), "a\ufeffb"),
+        ("😀👩‍👩‍👧‍👦".encode(), "😀👩‍👩‍👧‍👦"),
+        (b"no end of line", "no end of line"),
+        (b"x", "x"),
+    ],
+)
+def test_the_text_is_the_files_bytes_as_utf8_without_the_byte_order_mark(content: bytes, text: str, unit: str) -> None:
+    write("a.txt", content)
+    found = read_files("a.txt", documents=unit)
+    assert found.texts == [text]
+    assert found.files == [{"name": "a.txt", "bytes": len(content), "sha256": sha256(content).hexdigest()}]
 
 
-def texts(collection: Collection) -> list[str]:
-    return [document.text for document in collection.documents]
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("unit", ["file", "paragraph"])
+def test_an_empty_file_is_in_the_manifest_and_counted_and_no_document(content: bytes, unit: str) -> None:
+    write("empty.txt", content)
+    write("full.txt", "x")
+    found = read_files(".", documents=unit)
+    assert found.texts == ["x"]
+    assert [reason for _, reason in found.rejected] == ["empty"]
+    assert found.file_names == ["empty.txt", "full.txt"]
 
 
-def names(collection: Collection) -> list[str]:
-    return [document.name for document in collection.documents]
+@pytest.mark.parametrize("content", [" ", "\n", "   \n\n", "\t\r\n", "\u3000\u2028", "\ufeff \n"])
+def test_a_file_of_white_space_alone_is_counted_and_no_document(content: str) -> None:
+    write("blank.txt", content)
+    write("full.txt", " x ")
+    found = read_files(".")
+    assert found.documents == [("full.txt", " x ")]
+    assert found.rejected == [("blank.txt", "white space")]
 
 
-# --- the standard library ---
-
-NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
-NOT_SOURCE |= {"pydoc_data", "encodings"}
-"""The only folders that may be missing. Another one changes the data of every run on the standard library."""
-
-
-@pytest.fixture(scope="module")
-def stdlib() -> Collection:
-    return read_documents(tiny("data.source=stdlib").data)
-
-
-def test_every_file_of_the_standard_library_is_read_or_reported(stdlib: Collection) -> None:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    expected = {
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
-        if not NOT_SOURCE & set(path.relative_to(root).parts)
-    }
-    listed = [file["name"] for file in stdlib.manifest["files"]]
-    rejected = [file["name"] for file in stdlib.manifest["rejected"]]
-    assert len(expected) > 100
-    assert sorted(listed + rejected) == sorted(expected)
-    empty = {file["name"] for file in stdlib.manifest["files"] if file["bytes"] == 0}
-    assert set(names(stdlib)) == set(listed) - empty
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_compressed_text_is_the_text_that_was_compressed(suffix: str) -> None:
+    content = "\ufeff처음\r\n\r\n둘째\n".encode()
+    in_file = compressed(content, suffix)
+    write(f"a.md{suffix}", in_file)
+    found = read_files(f"a.md{suffix}")
+    assert found.documents == [(f"a.md{suffix}", "처음\r\n\r\n둘째\n")]
+    assert found.files[0]["sha256"] == sha256(in_file).hexdigest()
+    assert read_files(f"a.md{suffix}", documents="paragraph").texts == ["처음\r\n\r\n", "둘째\n"]
 
 
-def test_files_of_the_standard_library_are_recorded_with_the_hash_of_their_bytes(stdlib: Collection) -> None:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for file in stdlib.manifest["files"]:
-        content = (root / file["name"]).read_bytes()
-        assert (file["bytes"], file["sha256"]) == (len(content), sha256(content).hexdigest())
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("damage", ["cut", "half", "garbage", "other", "flipped"])
+def test_damaged_compressed_text_is_refused_by_name(suffix: str, damage: str) -> None:
+    text = b"".join(sha256(bytes([number])).hexdigest().encode() for number in range(200))
+    whole = compressed(text, suffix)
+    middle = len(whole) // 2
+    content = {
+        "cut": whole[:-1],
+        "half": whole[:middle],
+        "garbage": whole + b"garbage",
+        "other": b"no compressed data",
+        "flipped": whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :],
+    }[damage]
+    write(f"a.txt{suffix}", content)
+    assert refusal(f"a.txt{suffix}").startswith(f"a.txt{suffix}: its compressed data are cut off or damaged: ")
 
 
-def test_files_of_the_standard_library_come_in_the_order_of_their_names(stdlib: Collection) -> None:
-    listed = [file["name"] for file in stdlib.manifest["files"]]
-    assert listed == sorted(listed)
-    assert names(stdlib) == sorted(names(stdlib))
+@pytest.mark.parametrize("name", ["a.jsonl.txt", "a.parquet.md", "set.parquet/read.txt", "set.jsonl/read.txt"])
+def test_a_whole_text_file_is_named_without_a_place_whatever_else_is_in_its_name(name: str) -> None:
+    write(name, "x")
+    assert read_files(name).documents == [(name, "x")]
 
 
-def test_a_file_of_the_standard_library_that_is_not_utf8_is_reported_and_the_rest_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# --- text that is not UTF-8 ---
+
+
+@pytest.mark.parametrize("unit", ["file", "paragraph"])
+@pytest.mark.parametrize(("content", "byte"), NOT_UTF8)
+def test_a_file_that_is_not_utf8_is_refused_with_its_name_and_the_byte(content: bytes, byte: int, unit: str) -> None:
+    write("good.txt", "x")
+    write("폴더/bad.txt", content)
+    message = refusal("good.txt", "폴더", documents=unit)
+    assert message.startswith(f"폴더/bad.txt: byte {byte}: not UTF-8")
+    assert "data.invalid_text" in message
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize(("content", "byte"), NOT_UTF8)
+def test_the_byte_is_right_wherever_the_pieces_end_in_which_a_file_is_read(
+    content: bytes, byte: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write("lib/good.py", "x = 1\n")
-    write("lib/package/bad.py", b"y = '\xe9'\n")
-    write("lib/package/deeper/also_good.py", "z = 3\n")
-    for folder in ("site-packages", "test", "__pycache__", "package/tests"):
-        write(f"lib/{folder}/left_out.py", "w = 4\n")
-    write("lib/data.txt", "not source")
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "lib")})
-    collection = read_documents(tiny("data.source=stdlib").data)
-    assert names(collection) == ["good.py", "package/deeper/also_good.py"]
-    assert collection.manifest["rejected"] == [{"name": "package/bad.py", "reason": "byte 5 is not UTF-8"}]
+    monkeypatch.setattr(documents, "READ_BYTES", size)
+    before = "" if content.startswith(b"\xef\xbb\xbf") else "가\r\n\r\n나\n\n"
+    write("bad.txt", before.encode() + content)
+    place = len(before.encode()) + byte
+    assert refusal("bad.txt", documents="paragraph").startswith(f"bad.txt: byte {place}: not UTF-8")
+
+
+@pytest.mark.parametrize("unit", ["file", "paragraph"])
+@pytest.mark.parametrize("content", [content for content, _ in NOT_UTF8])
+def test_skipped_is_the_file_that_is_not_utf8_and_no_other(content: bytes, unit: str) -> None:
+    write("bad.txt", content)
+    write("good.txt", "x")
+    found = read_files(".", documents=unit, invalid_text="skip")
+    assert found.texts == ["x"]
+    assert [reason for _, reason in found.rejected] == ["not UTF-8"]
+    assert found.file_names == ["bad.txt", "good.txt"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 4 << 20])
+@pytest.mark.parametrize("unit", ["file", "paragraph"])
+@pytest.mark.parametrize("content", [content for content, _ in NOT_UTF8])
+def test_replaced_is_what_is_not_utf8_and_nothing_else(
+    content: bytes, unit: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "READ_BYTES", size)
+    write("bad.txt", content)
+    found = read_files("bad.txt", documents=unit, invalid_text="replace")
+    assert found.texts == [content.decode("utf-8-sig", errors="replace")]
+    assert "\ufffd" in found.texts[0]
+
+
+@pytest.mark.parametrize("unit", ["file", "paragraph"])
+@pytest.mark.parametrize("policy", ["refuse", "replace"])
+@pytest.mark.parametrize("mark", [b"\xff\xfe", b"\xfe\xff"])
+def test_utf16_is_refused_with_the_way_to_convert_it(mark: bytes, policy: str, unit: str) -> None:
+    encoding = "utf-16-le" if mark == b"\xff\xfe" else "utf-16-be"
+    write("a.txt", mark + "한글\n".encode(encoding))
+    message = refusal("a.txt", documents=unit, invalid_text=policy)
+    assert message == "a.txt: byte 0: not UTF-8 but UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
+
+
+def test_utf16_is_no_document_where_what_is_not_utf8_is_skipped() -> None:
+    write("a.txt", "ab".encode("utf-16"))
+    assert read_files("a.txt", invalid_text="skip")[:2] == ([], [("a.txt", "not UTF-8")])
+
+
+# --- files that do not stay as they were ---
+
+
+@pytest.mark.parametrize("unit", ["file", "paragraph"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_a_file_that_was_changed_since_it_was_hashed_is_refused(suffix: str, unit: str) -> None:
+    write(f"a.txt{suffix}", compressed(b"one\n\ntwo", suffix))
+    source = source_of(f"a.txt{suffix}", documents=unit)
+    write(f"a.txt{suffix}", compressed(b"one\n\ntwO", suffix))
+    assert refusal_to_read(source).startswith(f"a.txt{suffix}: changed while it was read")
+
+
+def test_a_file_that_is_changed_while_it_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "READ_BYTES", 8)
+    write("a.txt", "one\n\ntwo\n\n" * 10)
+    source = source_of("a.txt", documents="paragraph")
+    parts = accepted(source, 0)
+    next(parts)
+    with open("a.txt", "r+b") as file:
+        file.seek(-3, 2)
+        file.write(b"X")
+    with pytest.raises(UserError) as caught:
+        list(parts)
+    assert line_of(caught.value).startswith("a.txt: changed while it was read")
+
+
+def test_what_follows_the_compressed_data_belongs_to_the_file() -> None:
+    content = compressed(b"x", ".gz") + bytes(20)  # some tapes and tools fill up with zeros
+    write("a.txt.gz", content)
+    assert read_files("a.txt.gz").texts == ["x"]
+    source = source_of("a.txt.gz")
+    write("a.txt.gz", content + bytes(1))
+    assert refusal_to_read(source).startswith("a.txt.gz: changed while it was read")
+
+
+def test_a_file_that_is_gone_when_it_is_to_be_read_is_named() -> None:
+    path = write("a.txt", "x")
+    source = source_of("a.txt")
+    path.unlink()
+    assert refusal_to_read(source) == "a.txt: is gone"
+
+
+# --- what becomes of the documents ---
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+def test_inputs_that_give_no_document_are_refused_with_the_reasons_and_leave_nothing_behind(tokenizer: str) -> None:
+    write("a.txt", "")
+    write("b.txt", "")
+    write("c.txt", " \n")
+    with pytest.raises(UserError) as caught:
+        tokenise_files(".", tokenizer=tokenizer)
+    message = line_of(caught.value)
+    assert message == "data: the source files gives no document (2 empty, 1 white space); give text"
+    assert left_in_cache() == []
+
+
+def test_a_file_that_is_refused_while_tokens_are_made_leaves_nothing_behind() -> None:
+    write("a.txt", "x")
+    write("b.txt", b"\xff")
+    with pytest.raises(UserError) as caught:
+        tokenise_files(".")
+    assert line_of(caught.value).startswith("b.txt: byte 0: not UTF-8")
+    assert left_in_cache() == []
+
+
+def test_documents_that_are_left_out_are_counted_in_the_manifest_of_the_tokens() -> None:
+    for name, content in {"a": b"", "b": b" ", "c": b"\xff", "d": b"text", "e": b""}.items():
+        write(f"{name}.txt", content)
+    manifest = tokenise_files(".", invalid_text="skip").manifest
+    assert manifest["documents"] == 1
+    assert manifest["text_bytes"] == 4
+    assert manifest["rejected"] == {
+        "counts": {"empty": 2, "white space": 1, "not UTF-8": 1},
+        "examples": [["a.txt", "empty"], ["b.txt", "white space"], ["c.txt", "not UTF-8"], ["e.txt", "empty"]],
+    }
+
+
+def test_a_text_that_spells_the_end_of_text_is_ordinary_text() -> None:
+    write("alone.txt", "<|endoftext|>")
+    write("inside.txt", "a<|endoftext|>b\n<|endoftext|>")
+    cache = tokenise_files(".", tokenizer="gpt2")
+    assert len(cache.documents) == 2
+    assert 50256 not in cache.tokens
+
+
+def test_a_text_of_one_character_is_a_document() -> None:
+    write("a.txt", "x")
+    cache = tokenise_files("a.txt")
+    assert cache.tokens.tolist() == [ord("x")]
+
+
+# --- paragraphs ---
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a\nb\n\nc\n", ["a\nb\n\n", "c\n"]),
+        ("a\n\n\n\nb", ["a\n\n\n\n", "b"]),
+        ("a\n\nb\n\n", ["a\n\n", "b\n\n"]),
+        ("\n\na", ["\n\n", "a"]),
+        ("a", ["a"]),
+        ("a\n", ["a\n"]),
+        ("", []),
+        ("\n\n\n", ["\n\n\n"]),
+        ("a\r\nb\r\n\r\nc\r\n", ["a\r\nb\r\n\r\n", "c\r\n"]),
+        ("a\r\n\r\n\r\n\r\nb", ["a\r\n\r\n\r\n\r\n", "b"]),
+    ],
+)
+def test_a_paragraph_ends_after_its_blank_lines(text: str, parts: list[str]) -> None:
+    assert split_paragraphs(text) == parts
+    assert "".join(split_paragraphs(text)) == text
+
+
+PARAGRAPHS = [
+    "a\nb\n\nc\n",
+    "하나\n\n둘\n\n\n\n셋😀\n\n",
+    "하나\r\n\r\n둘\r\n\r\n\r\n\r\n셋😀\r\n\r\n",
+    "\ufeff\n\n처음\n\n",
+    "é\n\n\né\n",
+    "a\r\n\r\n\r\nb",
+    "x" * 50 + "\n\n" + "y" * 50,
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("text", PARAGRAPHS)
+def test_paragraphs_do_not_depend_on_the_pieces_in_which_a_file_is_read(
+    text: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "READ_BYTES", size)
+    write("a.txt", text)
+    whole = split_paragraphs(text.removeprefix("\ufeff"))
+    assert read_files("a.txt", documents="paragraph").texts == [part for part in whole if not part.isspace()]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_paragraphs_do_not_depend_on_where_a_text_is_cut(newline: str) -> None:
+    for lines in itertools.product("a\n", repeat=6):
+        text = "".join(lines).replace("\n", newline)
+        whole = split_paragraphs(text)
+        assert "".join(whole) == text
+        assert list(paragraphs(iter(text))) == whole, repr(text)
+        for cut in range(len(text) + 1):
+            assert list(paragraphs(iter([text[:cut], text[cut:]]))) == whole, (text[:cut], text[cut:])
+
+
+def test_paragraphs_of_mixed_line_ends_do_not_depend_on_where_a_text_is_cut() -> None:
+    for characters in itertools.product("a\r\n", repeat=6):
+        text = "".join(characters)
+        whole = split_paragraphs(text)
+        for cut in range(len(text) + 1):
+            assert list(paragraphs(iter([text[:cut], text[cut:]]))) == whole, (text[:cut], text[cut:])
+
+
+def test_paragraphs_are_named_after_their_file_and_place() -> None:
+    write("a.txt", "one\n\ntwo\n\nthree")
+    write("b.txt", "alone")
+    found = read_files("a.txt", "b.txt", documents="paragraph")
+    assert found.documents == [
+        ("a.txt#0", "one\n\n"),
+        ("a.txt#1", "two\n\n"),
+        ("a.txt#2", "three"),
+        ("b.txt#0", "alone"),
+    ]
+
+
+def test_a_paragraph_of_white_space_is_counted_and_keeps_its_place() -> None:
+    write("a.txt", "\n\none\n\n  \n\ntwo")
+    found = read_files("a.txt", documents="paragraph")
+    assert found.documents == [("a.txt#1", "one\n\n"), ("a.txt#3", "two")]
+    assert found.rejected == [("a.txt#0", "white space"), ("a.txt#2", "white space")]
+
+
+# --- indentation ---
 
 
 @pytest.mark.parametrize(
@@ -128,258 +375,6 @@ def test_only_indentation_by_fours_becomes_tabs(text: str, expected: str) -> Non
     assert tabs_for_indentation(text) == expected
 
 
-# --- the user's files ---
-
-
-def test_a_file_a_folder_and_a_glob_are_read() -> None:
-    for name in ("a.txt", "folder/b.md", "folder/deep/c.rst", "folder/deep/d.py", "folder/e.bin", "g1.text", "g2.text"):
-        write(name, f"content of {name}")
-    assert names(read_files("a.txt")) == ["a.txt"]
-    assert names(read_files("folder")) == ["folder/b.md", "folder/deep/c.rst", "folder/deep/d.py"]
-    assert names(read_files("g*.text")) == ["g1.text", "g2.text"]
-    assert names(read_files("folder/**/*.py")) == ["folder/deep/d.py"]
-    assert texts(read_files("folder", "a.txt"))[0] == "content of a.txt"
-
-
-def test_the_absolute_path_of_a_file_is_read(tmp_path: Path) -> None:
-    write("a.txt", "x")
-    assert texts(read_files(str(tmp_path / "a.txt"))) == ["x"]
-
-
-def test_a_path_may_begin_at_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    write("home/a.txt", "x")
-    assert texts(read_files("~/a.txt")) == ["x"]
-
-
-NAMES_IN_BYTE_ORDER = [
-    "A.txt",
-    "a b.txt",
-    "a-b.txt",
-    "a.txt",
-    "a/b.txt",
-    "é.txt",
-    "가/다.txt",
-    "가.txt",
-    "～.txt",
-    "😀.txt",
-]
-
-
-def test_files_come_in_the_order_of_the_bytes_of_their_names() -> None:
-    for name in NAMES_IN_BYTE_ORDER:
-        write(name, name)
-    expected = sorted(NAMES_IN_BYTE_ORDER, key=lambda name: name.encode("utf-8"))
-    for paths in (["."], ["*.txt", "*/*.txt"], NAMES_IN_BYTE_ORDER, NAMES_IN_BYTE_ORDER[::-1]):
-        collection = read_files(*paths)
-        assert names(collection) == texts(collection) == expected
-        assert [file["name"] for file in collection.manifest["files"]] == expected
-
-
-@pytest.mark.parametrize("again", ["a.txt", "./a.txt", "*.txt", ".", "folder/../a.txt", "{here}/a.txt", "{here}"])
-def test_a_file_that_is_listed_twice_is_read_once(again: str, tmp_path: Path) -> None:
-    write("a.txt", "x")
-    Path("folder").mkdir()
-    collection = read_files("a.txt", again.format(here=tmp_path))
-    assert texts(collection) == ["x"]
-    assert len(collection.manifest["files"]) == 1
-
-
-def test_two_files_with_the_same_content_are_two_documents() -> None:
-    write("a.txt", "x")
-    write("b.txt", "x")
-    assert texts(read_files(".")) == ["x", "x"]
-
-
-@pytest.mark.parametrize("name", ["a[1].txt", "what?.txt", "star*.txt", "한 글 😀.txt", "[!x].md", "'quoted'.txt"])
-def test_a_file_that_exists_is_meant_even_if_its_name_looks_like_a_pattern(name: str) -> None:
-    write(name, "x")
-    write("a1.txt", "another")
-    assert names(read_files(name)) == [name]
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("\ufeff처음\n".encode(), "처음\n"),
-        (b"a\r\nb\r\n\r\nc\r\n", "a\r\nb\r\n\r\nc\r\n"),
-        (b"a\rb\n\rc", "a\rb\n\rc"),
-        (b"a\0b\x1a\x0c", "a\0b\x1a\x0c"),
-        ("\u2028\u0085é\u0065\u0301".encode(), "\u2028\u0085é\u0065\u0301"),
-        ("a\ufeffb".encode(), "a\ufeffb"),
-        (b"no end of line", "no end of line"),
-        (b"   \n\n", "   \n\n"),
-    ],
-)
-def test_the_text_is_the_files_bytes_as_utf8_without_the_byte_order_mark(content: bytes, text: str) -> None:
-    write("a.txt", content)
-    collection = read_files("a.txt")
-    assert texts(collection) == [text]
-    assert collection.manifest["files"] == [
-        {"name": "a.txt", "bytes": len(content), "sha256": sha256(content).hexdigest()}
-    ]
-
-
-@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
-def test_an_empty_file_is_in_the_manifest_and_no_document(content: bytes) -> None:
-    write("empty.txt", content)
-    write("full.txt", "x")
-    collection = read_files(".")
-    assert names(collection) == ["full.txt"]
-    assert [file["name"] for file in collection.manifest["files"]] == ["empty.txt", "full.txt"]
-
-
-@pytest.mark.parametrize(
-    ("content", "byte"), [(b"ab\xffcd", 2), (b"\xed\xa0\x80", 0), ("가".encode()[:2], 0), ("ab가".encode("utf-16"), 0)]
-)
-def test_a_file_that_is_not_utf8_is_refused_with_its_name_and_the_byte(content: bytes, byte: int) -> None:
-    write("good.txt", "x")
-    write("폴더/bad.txt", content)
-    assert refusal("good.txt", "폴더").startswith(f"폴더/bad.txt: byte {byte}: not UTF-8")
-
-
-@pytest.mark.parametrize("path", ["nowhere.txt", "nowhere/*.txt", "*.nothing", "**/nowhere"])
-def test_a_path_that_matches_nothing_is_refused_by_name(path: str) -> None:
-    write("a.txt", "x")
-    assert refusal("a.txt", path).startswith(f"data.paths: {path}: no such file or folder")
-
-
-def test_a_folder_without_text_is_refused_by_name() -> None:
-    write("folder/picture.png", b"\xff")
-    message = refusal("folder")
-    assert message.startswith("data.paths: folder: holds no .txt, .md, .rst, .py file")
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".gz", ".zst", ".zip", ".bz2", ".xz"])
-@pytest.mark.parametrize("path", ["data{suffix}", "*{suffix}"])
-def test_a_format_that_is_no_plain_text_is_refused_by_name(suffix: str, path: str) -> None:
-    write(f"data{suffix}", "even if its content is text")
-    message = refusal(path.format(suffix=suffix))
-    assert message.startswith(f"data.paths: data{suffix}: only plain text is read, not {suffix}")
-
-
-@pytest.mark.timeout(10)
-@pytest.mark.parametrize("path", ["pipe.txt", "*.txt"])
-def test_a_named_pipe_is_refused_and_never_waited_for(path: str) -> None:
-    os.mkfifo("pipe.txt")
-    assert refusal(path) == "data.paths: pipe.txt: not a regular file"
-
-
-@pytest.mark.timeout(10)
-def test_a_named_pipe_inside_a_folder_is_never_waited_for() -> None:
-    write("folder/a.txt", "x")
-    os.mkfifo("folder/pipe.txt")
-    assert names(read_files("folder")) == ["folder/a.txt"]
-
-
-@pytest.mark.parametrize("path", ["link.txt", "*.txt", "folder/*"])
-def test_a_link_to_nothing_is_refused_by_name(path: str) -> None:
-    Path("folder").mkdir()
-    for place in (Path("link.txt"), Path("folder/link.txt")):
-        place.symlink_to("gone")
-    assert refusal(path).startswith("data.paths: ")
-
-
-def test_a_file_that_the_system_refuses_to_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    write("a.txt", "x")
-
-    read_bytes = Path.read_bytes
-
-    def refuse(path: Path) -> bytes:
-        if path.name == "a.txt":
-            raise PermissionError(13, "Permission denied", str(path))
-        return read_bytes(path)
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    assert refusal("a.txt") == "a.txt: cannot be read: Permission denied"
-
-
-def test_a_folder_that_the_system_refuses_to_list_is_not_passed_over_in_silence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write("folder/a.txt", "x")
-    write("folder/closed/b.txt", "y")
-    scandir = os.scandir
-
-    def refuse(path: str) -> Any:
-        if os.fspath(path).endswith("closed"):
-            raise PermissionError(13, "Permission denied", path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    assert "folder/closed" in refusal("folder")
-
-
-@pytest.mark.parametrize("path", ["글", "글/*.txt", "글/가.txt", "*/*.txt"])
-def test_korean_paths_name_their_documents(path: str) -> None:
-    write("글/가.txt", "안녕\n")
-    assert read_files(path).documents == [("글/가.txt", "안녕\n")]
-
-
-# --- paragraphs ---
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("a\nb\n\nc\n", ["a\nb\n\n", "c\n"]),
-        ("a\n\n\n\nb", ["a\n\n\n\n", "b"]),
-        ("a\n\nb\n\n", ["a\n\n", "b\n\n"]),
-        ("\n\na", ["\n\n", "a"]),
-        ("a", ["a"]),
-        ("a\n", ["a\n"]),
-        ("", []),
-        ("\n\n\n", ["\n\n\n"]),
-    ],
-)
-def test_a_paragraph_ends_after_its_blank_lines(text: str, parts: list[str]) -> None:
-    assert split_paragraphs(text) == parts
-    assert "".join(split_paragraphs(text)) == text
-
-
-def test_lines_of_windows_end_paragraphs_too() -> None:
-    parts = split_paragraphs("a\r\nb\r\n\r\nc\r\n")
-    assert parts == ["a\r\nb\r\n\r\n", "c\r\n"]
-
-
-def test_paragraphs_are_named_after_their_file_and_place() -> None:
-    write("a.txt", "one\n\ntwo\n\nthree")
-    write("b.txt", "alone")
-    collection = read_files("a.txt", "b.txt", unit="paragraph")
-    assert names(collection) == ["a.txt#0", "a.txt#1", "a.txt#2", "b.txt"]
-    assert texts(collection) == ["one\n\n", "two\n\n", "three", "alone"]
-    assert collection.manifest["unit"] == "paragraph"
-
-
-# --- synthetic text ---
-
-SYNTHETIC_SHA256 = {
-    0: "66240800ecbb524cb4796f3d8e721937b1a5f1d9fe2049664ca3970fdf48a66a",
-    1: "e100b3e93c566485ab86e4c498be77ec07945a77c8c5f2ac64251e02a3a9b3c5",
-    2: "c6eb746eb6753318376b4c3d098b5e86cf4211f2fd40fd4d67dda7e2798ac7fc",
-}
-
-
-@pytest.mark.parametrize("number", list(SYNTHETIC_SHA256))
-def test_synthetic_documents_are_the_same_bytes_on_every_machine(number: int) -> None:
-    assert sha256(synthetic_document(number).text.encode()).hexdigest() == SYNTHETIC_SHA256[number], (
-        "the golden losses, and every run on synthetic text that is to be repeated, rest on these bytes: "
-        "another generator needs another name in the manifest"
-    )
-
-
-def test_more_synthetic_documents_begin_with_the_same_ones() -> None:
-    few, many = (
-        read_documents(tiny("data.source=synthetic", f"data.synthetic_documents={number}").data) for number in (10, 40)
-    )
-    assert many.documents[:10] == few.documents
-    assert len({document.text for document in many.documents}) == 40
-
-
-def test_synthetic_documents_are_64_to_4096_plain_characters() -> None:
-    lengths = [len(synthetic_document(number).text) for number in range(2000)]
-    assert min(lengths) >= 64
-    assert max(lengths) <= 4096
-    assert min(lengths) < 128
-    assert max(lengths) > 2048
-    assert all(synthetic_document(number).text.isascii() for number in range(200))
+def test_the_indentation_of_a_persons_own_files_stays_as_it_is() -> None:
+    write("a.py", "if x:\n    y\n")
+    assert read_files("a.py").texts == [Path("a.py").read_text(encoding="utf-8")]

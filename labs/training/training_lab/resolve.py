@@ -100,6 +100,9 @@ def config_from_record(record: Mapping[str, Any], label: str) -> Resolved:
     """The config of a run's `config.json`. Raises UserError if it is not one that this version understands."""
     try:
         entries = {key: Entry(value, label) for key, value in flatten(record["values"], label).items()}
+        unknown_then = sorted(fields_by_key().keys() - entries.keys())
+        if unknown_then:
+            raise UserError(f"{label}: of another version of the lab, which knew no {', '.join(unknown_then[:3])}")
         config, _ = build(entries)
         files = [ConfigFile(**file) for file in record["files"]]
         origins, arguments = dict(record["origins"]), tuple(record["arguments"])

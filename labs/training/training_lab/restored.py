@@ -24,6 +24,8 @@ class RestoredModel(NamedTuple):
     tokenizer: Tokenizer
     model: Decoder
     checkpoint: Checkpoint
+    document_start: list[int]
+    """The tokens with which the training text began each document."""
     damaged: list[str]
     """What is wrong with newer checkpoints, because of which this one is used."""
 
@@ -39,7 +41,9 @@ def restore_model(folder: RunFolder, update: int | None) -> RestoredModel:
     checkpoint, damaged = choose_checkpoint(folder, update)
     hardware = choose_hardware(resolved.config)
     try:
-        tokenizer = tokenizer_from_manifest(folder.read_json(record.DATA_MANIFEST, tokenizer=dict)["tokenizer"])
+        data = folder.read_json(record.DATA_MANIFEST, tokenizer=dict, end_of_text=dict)
+        tokenizer = tokenizer_from_manifest(data["tokenizer"])
+        document_start = [data["end_of_text"]["token"]] if data["end_of_text"]["place"] == "start" else []
     except (KeyError, TypeError) as error:
         raise LabError(f"{folder.file(record.DATA_MANIFEST)}: damaged: no tokenizer in it") from error
     with advice_when_out_of_memory(resolved.config):
@@ -48,7 +52,7 @@ def restore_model(folder: RunFolder, update: int | None) -> RestoredModel:
         check_shapes(model, weights)
         model.load_state_dict(weights)
         model.to(hardware.device)
-    return RestoredModel(resolved, hardware, tokenizer, model, checkpoint, damaged)
+    return RestoredModel(resolved, hardware, tokenizer, model, checkpoint, document_start, damaged)
 
 
 def choose_checkpoint(folder: RunFolder, update: int | None) -> tuple[Checkpoint, list[str]]:

@@ -11,6 +11,8 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from training_lab import record
 from training_lab.checkpoint import Checkpoint, list_checkpoints, newest_good, set_aside_damaged, weights_sha256
 from training_lab.console import Console
@@ -73,14 +75,15 @@ def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: b
                 raise UserError(f"{folder.path}: another process has just finished it; start another run with --new")
             checkpoint, damaged = newest_good(folder.file(record.CHECKPOINTS))
         hardware = choose_hardware(config)
-        console.preparing(f"Reading and tokenising the text ({config.data.source}, {config.data.tokenizer})")
-        dataset = prepare_dataset(config)
+        with console.preparing(f"Preparing the text ({config.data.source}, {config.data.tokenizer})") as progress:
+            dataset = prepare_dataset(config, progress)
+            stats = dataset.stats(progress)
         trainer = make_trainer(config, hardware, dataset)
         continuation: Continuation | None = None
         if folder is None:
             folder = record.create_run(runs_dir, resolved.name)
             held.enter_context(folder.lock())
-            write_beginning(folder, resolved, source, trainer)
+            write_beginning(folder, resolved, source, trainer, stats)
         else:
             check_same_data(folder, dataset.manifest)
             continuation = Continuation(restore(trainer, folder, checkpoint), damaged)
@@ -88,7 +91,7 @@ def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: b
             raise UserError(f"--stop-after {stop_after}: the run is already at update {trainer.progress.update}")
         segment = 1 + count_processes(folder.file(record.METRICS))
         record_environment(folder, {"segment": segment, **describe_host(), **hardware.describe()}, console)
-        return train_in_folder(trainer, folder, resolved, console, continuation, segment, stop_after, started)
+        return train_in_folder(trainer, folder, resolved, console, continuation, stats, segment, stop_after, started)
 
 
 def train_in_folder(
@@ -97,6 +100,7 @@ def train_in_folder(
     resolved: Resolved,
     console: Console,
     continuation: Continuation | None,
+    stats: dict[str, Any],
     segment: int,
     stop_after: int | None,
     started: float,
@@ -107,7 +111,7 @@ def train_in_folder(
     with MetricsWriter(folder.file(record.METRICS)) as writer:
         folder.write_json(record.SUMMARY, summarise(trainer, folder, Outcome("running", 0, {}), segment, started))
         recorder = Recorder(writer, console.row)
-        console.begin(opening(resolved, trainer, folder, continuation), command)
+        console.begin(opening(resolved, trainer, folder, continuation, stats), command)
         if continuation is None:
             recorder.event("start", segment=segment)
         else:
@@ -208,10 +212,13 @@ def restore(trainer: Trainer, folder: RunFolder, checkpoint: Checkpoint | None) 
     return first_line
 
 
-def write_beginning(folder: RunFolder, resolved: Resolved, source: dict[str, Any], trainer: Trainer) -> None:
+def write_beginning(
+    folder: RunFolder, resolved: Resolved, source: dict[str, Any], trainer: Trainer, stats: dict[str, Any]
+) -> None:
     """Writes what is known before the first update; the config last, because with it the folder is a run."""
     folder.write_json(record.SOURCE, source)
     folder.write_json(record.DATA_MANIFEST, trainer.dataset.manifest)
+    folder.write_json(record.DATA_STATS, stats)
     model = {
         "parameters": count_parameters(trainer.model),
         "optimizer_groups": describe_groups(trainer.model, trainer.config.optimizer),
@@ -236,7 +243,7 @@ def record_environment(folder: RunFolder, environment: dict[str, Any], console: 
 
 
 def opening(
-    resolved: Resolved, trainer: Trainer, folder: RunFolder, continuation: Continuation | None
+    resolved: Resolved, trainer: Trainer, folder: RunFolder, continuation: Continuation | None, stats: dict[str, Any]
 ) -> dict[str, Any]:
     """What is shown before the first update."""
     config, dataset, manifest = trainer.config, trainer.dataset, trainer.dataset.manifest
@@ -247,11 +254,12 @@ def opening(
         "purpose": config.purpose,
         "continues_after_update": trainer.progress.update if continuation else None,
         "damaged_checkpoints": continuation.damaged if continuation else [],
-        "warnings": resolved.warnings(),
+        "warnings": [*resolved.warnings(), *dataset.warnings()],
         "parameters": count_parameters(trainer.model),
         "vocab_size": dataset.tokenizer.vocab_size,
         "source": config.data.source,
         "tokenizer": config.data.tokenizer,
+        "packing": stats["packing"],
         "train_tokens": manifest["split"]["train"]["tokens"],
         "train_documents": manifest["split"]["train"]["documents"],
         "val_target_tokens": manifest["validation"]["target_tokens"],
@@ -309,7 +317,8 @@ def summarise(trainer: Trainer, folder: RunFolder, outcome: Outcome, segment: in
 
 def example_prompt(dataset: Dataset) -> str:
     """A word of the validation text, as something to let the model go on with: its tokenizer knows it."""
-    words = decode(dataset.tokenizer, dataset.validation.stream.tokens[:512].tolist()).split()
+    validation = dataset.validation.stream
+    words = decode(dataset.tokenizer, validation.take(np.arange(min(512, validation.size))).tolist()).split()
     return next((word for word in words if word.isalpha() and len(word) > 2), "the")
 
 

@@ -78,7 +78,7 @@ def verify_batches(dataset: Dataset, rows: dict[int, Row], batches: list[int]) -
     for update in chosen:
         if update not in rows:
             raise UserError(f"--batch {update}: the run has no such update; it has 1 to {max(rows, default=0)}")
-        seen, now = str(rows[update].get("batch_sha256")), dataset.batch_of_update(update).sha256()
+        seen, now = str(rows[update].get("batch_sha256")), dataset.update_data(update).sha256
         message = f"SHA-256 {now[:12]}…" if now == seen else f"SHA-256 is {now[:12]}…, was {seen[:12]}…"
         yield Finding(f"batch of update {update}", now == seen, message)
 
