@@ -430,7 +430,6 @@ print(hf_hub_download(repo, name, repo_type="dataset", revision="main"))
 
 
 def test_the_hubs_own_client_takes_the_fake_for_a_hub_and_a_flipped_byte_for_the_file(hub: FakeHub) -> None:
-    pytest.importorskip("huggingface_hub")
     hub.publish({NAME: CONTENT})
     hub.once(FLIPPED)
     quiet = ("DISABLE_TELEMETRY", "DISABLE_IMPLICIT_TOKEN", "DISABLE_UPDATE_CHECK", "DISABLE_XET")

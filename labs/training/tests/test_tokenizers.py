@@ -20,6 +20,7 @@ from training_lab.data.tokenizers import (
     HARD_TEXTS,
     CharTokenizer,
     FastGpt2Tokenizer,
+    Gpt2Tokenizer,
     Tokenizer,
     decode,
     make_tokenizer,
@@ -193,14 +194,14 @@ def copied_vocabulary(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def vocabulary_error() -> str:
     with pytest.raises(LabError) as caught:
-        make_tokenizer("gpt2")
+        Gpt2Tokenizer()
     message = str(caught.value)
     assert len(message.splitlines()) == 1
     return message
 
 
 def test_a_true_copy_of_the_vocabulary_is_accepted(copied_vocabulary: Path) -> None:
-    assert make_tokenizer("gpt2").encode(["Hello world"])[0].tolist() == [15496, 995]
+    assert Gpt2Tokenizer().encode(["Hello world"])[0].tolist() == [15496, 995]
     assert {path.parent for path in verified_gpt2_files().values()} == {copied_vocabulary}
 
 
@@ -230,7 +231,6 @@ def test_without_the_package_of_the_vocabulary_the_error_says_what_to_install(mo
 
 
 def test_the_fast_tokenizer_gives_the_same_tokens(every_tokenizer: dict[str, Tokenizer]) -> None:
-    pytest.importorskip("gigatoken")
     fast, texts = FastGpt2Tokenizer(), [*NASTY.values(), *HARD_TEXTS]
     found, expected = fast.encode(texts), every_tokenizer["gpt2"].encode(texts)
     for text, one, other in zip(texts, found, expected, strict=True):
@@ -239,7 +239,6 @@ def test_the_fast_tokenizer_gives_the_same_tokens(every_tokenizer: dict[str, Tok
 
 
 def test_a_fast_tokenizer_that_gives_other_tokens_ends_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gigatoken")
     fast = FastGpt2Tokenizer()
     usual = fast._fast
 
