@@ -62,7 +62,7 @@ def test_a_trainers_state_is_tensors_and_plain_types(folder: Path) -> None:
     train_update(trainer)
     save_checkpoint(folder, 1, trainer.state(), FACTS)
     state = list_checkpoints(folder)[0].load()  # weights_only=True refuses anything else
-    assert set(state) == {"model", "optimizer", "scaler", "random", "sampler", "progress"}
+    assert set(state) == {"model", "optimizers", "scaler", "random", "sampler", "progress"}
     assert state["sampler"] == trainer.dataset.sampler_state(1)
     assert state["sampler"] == {"plan": trainer.dataset.plan, "next_token": trainer.config.batch.tokens}
 
@@ -235,7 +235,7 @@ def test_weights_of_another_model_are_refused(overrides: tuple[str, ...], messag
 
 def test_a_file_of_weights_alone_is_not_taken_for_a_state() -> None:
     trainer = tiny_trainer()
-    with pytest.raises(UserError, match="lacks optimizer, progress, random, sampler, scaler"):
+    with pytest.raises(UserError, match="lacks optimizers, progress, random, sampler, scaler"):
         trainer.restore({"model": trainer.model.state_dict()})
 
 
@@ -248,13 +248,15 @@ def test_a_state_of_other_data_is_refused() -> None:
 def test_loading_keeps_moments_and_the_kernel_that_this_process_chose() -> None:
     trainer = tiny_trainer()
     train_update(trainer)
-    state = trainer.optimizer.state_dict()
+    state = trainer.optimizers[-1].state_dict()
     for group in state["param_groups"]:
         group["fused"] = False
     other = tiny_trainer()
-    restore_optimizer(other.optimizer, state)
-    assert all(group["fused"] for group in other.optimizer.param_groups)
+    restore_optimizer(other.optimizers[-1], state)
+    assert all(group["fused"] for group in other.optimizers[-1].param_groups)
     parameter = other.model.token_embedding.weight
     original = trainer.model.token_embedding.weight
-    assert torch.equal(other.optimizer.state[parameter]["exp_avg"], trainer.optimizer.state[original]["exp_avg"])
-    assert other.optimizer.state[parameter]["step"].item() == 1
+    assert torch.equal(
+        other.optimizers[-1].state[parameter]["exp_avg"], trainer.optimizers[-1].state[original]["exp_avg"]
+    )
+    assert other.optimizers[-1].state[parameter]["step"].item() == 1

@@ -158,7 +158,7 @@ def test_the_step_is_adamw_after_clipping_with_the_learning_rate_of_its_row() ->
     row = train_update(trainer)
     assert row["grad_norm"] > 0.01  # the norm before clipping
     assert gradients(trainer).norm().item() == pytest.approx(0.01, rel=1e-3)
-    assert {group["lr"] for group in trainer.optimizer.param_groups} == {row["lr"]}
+    assert {group["lr"] for group in trainer.optimizers[-1].param_groups} == {row["lr"]}
     for name, parameter in trainer.model.named_parameters():
         assert parameter.grad is not None
         gradient = parameter.grad.double()
@@ -213,7 +213,7 @@ def test_bf16_keeps_parameters_and_states_in_fp32() -> None:
     trainer = trainer_of(tiny("precision.compute=bf16"))
     losses = [train_update(trainer)["loss"] for _ in range(8)]
     assert losses[-1] < losses[0] - 0.5
-    states = [value for state in trainer.optimizer.state.values() for value in state.values()]
+    states = [value for state in trainer.optimizers[-1].state.values() for value in state.values()]
     assert {tensor.dtype for tensor in [*trainer.model.parameters(), *states]} == {torch.float32}
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import tiny
 
 from training_lab.config import ModelConfig
 from training_lab.loss import chunked_loss
 from training_lab.model import Decoder, count_parameters, expected_initial_loss, initialise
-from training_lab.optim import make_optimizer, parameter_groups
 
 CORRECTED = ModelConfig(num_layers=12, d_model=768, num_heads=12, max_positions=4096)
 SMALL = ModelConfig(num_layers=2, d_model=64, num_heads=2, max_positions=64)
@@ -100,25 +98,3 @@ def test_a_parameter_without_an_initialisation_rule_stops_everything() -> None:
     model.register_parameter("gate", torch.nn.Parameter(torch.zeros(3)))
     with pytest.raises(ValueError, match="gate"):
         initialise(model, 1)
-
-
-def test_every_parameter_is_in_exactly_one_optimizer_group() -> None:
-    model = make_model()
-    names = [name for group in parameter_groups(model, tiny().optimizer) for name in group.parameters]
-    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
-    in_optimizer = [p for group in make_optimizer(model, tiny().optimizer).param_groups for p in group["params"]]
-    assert len(in_optimizer) == len({id(p) for p in in_optimizer}) == len(names)
-
-
-def test_weight_decay_shrinks_matrices_and_nothing_else() -> None:
-    model = make_model()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(1.0)
-    optimizer = make_optimizer(model, tiny("optimizer.weight_decay=0.5", "optimizer.max_lr=0.1").optimizer)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for name, parameter in model.named_parameters():
-        expected = 1 - 0.1 * 0.5 if parameter.ndim == 2 else 1.0
-        torch.testing.assert_close(parameter, torch.full_like(parameter, expected), msg=name)

@@ -195,8 +195,9 @@ class BatchConfig:
 class OptimizerConfig:
     """How gradients become new weights."""
 
-    name: Literal["adamw"] = "adamw"
-    """AdamW; weight decay on matrices only."""
+    name: Literal["adamw", "muon"] = "adamw"
+    """`adamw`: AdamW for all; weight decay on matrices only. `muon`: Muon for the matrices of the blocks, AdamW for the
+    rest."""
     max_lr: float = setting(3e-4, above=0.0)
     """Learning rate at the end of the warm-up."""
     min_lr: float = derived(
@@ -216,6 +217,18 @@ class OptimizerConfig:
     """Share of a matrix's weights, times the learning rate, that each update takes away."""
     grad_clip: float = setting(1.0, at_least=0.0)
     """Largest norm of the whole gradient; a larger one is scaled down to it. 0: no clipping."""
+
+    muon_lr: float = setting(0.02, above=0.0, only=("optimizer.name", "muon"))
+    """Learning rate of Muon at the end of the warm-up; from update to update it keeps its ratio to that of AdamW."""
+    muon_scale: Literal["spectral", "rms"] = setting("spectral", only=("optimizer.name", "muon"))
+    """By what Muon's orthogonal step of a matrix [rows, columns] is multiplied. `spectral`: √max(1, rows/columns).
+    `rms`: 0.2·√max(rows, columns), as large as AdamW's, for learning rates like AdamW's."""
+    muon_momentum: float = setting(0.95, at_least=0.0, below=1.0, only=("optimizer.name", "muon"))
+    """Decay of the momentum, which is Nesterov's."""
+    muon_momentum_warmup: int = setting(0, at_least=0, only=("optimizer.name", "muon"))
+    """Updates over which the momentum rises linearly from 0.85."""
+    muon_steps: int = setting(5, at_least=1, at_most=100, only=("optimizer.name", "muon"))
+    """Newton–Schulz iterations that make the step orthogonal."""
 
     def problems(self) -> Iterator[Problem]:
         if self.min_lr > self.max_lr:

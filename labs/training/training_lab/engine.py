@@ -24,11 +24,11 @@ from training_lab.errors import LabError, UserError
 from training_lab.evaluate import evaluate
 from training_lab.loss import chunked_loss
 from training_lab.model import Decoder, expected_initial_loss, initialise, is_plausible
-from training_lab.optim import make_optimizer, restore_optimizer, set_learning_rate
+from training_lab.optim import make_optimizers, restore_optimizer, set_rates
 from training_lab.precision import Hardware
 from training_lab.randomness import global_streams, restore_global_streams, seed_global_streams
 from training_lab.record import CHECKPOINTS, RunFolder
-from training_lab.schedule import learning_rate
+from training_lab.schedule import learning_rate, muon_momentum
 from training_lab.stopping import StopRequest
 from training_lab.tracking import Recorder, Row
 
@@ -63,7 +63,7 @@ class Trainer:
     hardware: Hardware
     dataset: Dataset
     model: Decoder
-    optimizer: torch.optim.Optimizer
+    optimizers: list[torch.optim.Optimizer]
     scaler: torch.amp.GradScaler
     progress: Progress
 
@@ -71,7 +71,7 @@ class Trainer:
         """What a checkpoint holds, as tensors and plain types."""
         return {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "scaler": self.scaler.state_dict(),
             "random": global_streams(self.hardware.device),
             "sampler": self.dataset.sampler_state(self.progress.update),
@@ -89,7 +89,8 @@ class Trainer:
             raise UserError("the checkpoint goes on at another place in the data: its updates were of another size")
         check_shapes(self.model, state["model"])
         self.model.load_state_dict(state["model"])
-        restore_optimizer(self.optimizer, state["optimizer"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            restore_optimizer(optimizer, saved)
         self.scaler.load_state_dict(state["scaler"])
         restore_global_streams(state["random"], self.hardware.device)
         self.progress = Progress(**state["progress"])
@@ -101,8 +102,8 @@ def make_trainer(config: Config, hardware: Hardware, dataset: Dataset) -> Traine
     initialise(model, config.train.seed)
     model.to(hardware.device).train()
     seed_global_streams(config.train.seed)
-    optimizer = make_optimizer(model, config.optimizer)
-    return Trainer(config, hardware, dataset, model, optimizer, hardware.make_scaler(), Progress())
+    optimizers = make_optimizers(model, config.optimizer)
+    return Trainer(config, hardware, dataset, model, optimizers, hardware.make_scaler(), Progress())
 
 
 def check_shapes(model: Decoder, saved: dict[str, torch.Tensor]) -> None:
@@ -154,7 +155,7 @@ def train_update(trainer: Trainer, read: Callable[[int], UpdateData] | None = No
 
     Raises NonFiniteError instead of stepping on what is not a number.
     """
-    config, optimizer, scaler = trainer.config, trainer.optimizer, trainer.scaler
+    config, optimizers, scaler = trainer.config, trainer.optimizers, trainer.scaler
     update = trainer.progress.update + 1
     started = time.perf_counter()
 
@@ -168,20 +169,23 @@ def train_update(trainer: Trainer, read: Callable[[int], UpdateData] | None = No
         )
 
     lr = learning_rate(config, update)
-    set_learning_rate(optimizer, lr)
-    optimizer.zero_grad(set_to_none=True)
+    set_rates(optimizers, lr, muon_momentum(config, update))
+    trainer.model.zero_grad(set_to_none=True)
     losses = []
     for micro_batch in data.micro_batches:
         losses.append(forward_backward(trainer, micro_batch.to(trainer.hardware.device), num_targets))
 
-    scaler.unscale_(optimizer)
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
     max_norm = config.optimizer.grad_clip or math.inf
     grad_norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), max_norm).item()
     micro_losses = [loss.item() for loss in losses]
-    # An overflow of scaled FP16 gradients is no failure: the scaler skips the step and lowers its scale.
+    # An overflow of scaled FP16 gradients is no failure: the step is skipped and the scale lowered.
     is_overflow = not math.isfinite(grad_norm) and scaler.get_scale() > 1 and has_overflow(trainer)
     refuse_non_finite(trainer, update, data, micro_losses, 0.0 if is_overflow else grad_norm, lr)
-    scaler.step(optimizer)
+    if not is_overflow:  # the scaler would skip those optimizers alone whose own gradients overflowed
+        for optimizer in optimizers:
+            scaler.step(optimizer)
     scaler.update()
     trainer.hardware.synchronise()
     seconds = time.perf_counter() - started

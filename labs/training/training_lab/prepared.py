@@ -34,7 +34,7 @@ def describe_dataset(dataset: Dataset, stats: dict[str, Any]) -> dict[str, str]:
     windows = split["leaks"]["windows"]
     run_tokens = config.train.updates * config.batch.update_tokens
     lines = {
-        "source": f"{config.data.source}: {len(source['files']):,} files, {megabytes(source['files'])}"
+        "source": f"{config.data.source}: {plural(len(source['files']), 'file')}, {megabytes(source['files'])}"
         + (f", {source['repo']} at {source['revision']}" if "repo" in source else ""),
         "licence": "; ".join(stats["licence"].values()),
         "documents": f"{stats['documents']:,}, {stats['text_bytes'] / 1e6:,.1f} MB of text",
@@ -66,6 +66,11 @@ def describe_dataset(dataset: Dataset, stats: dict[str, Any]) -> dict[str, str]:
             f"{packing['documents_cut_share']:.2%} of the documents are cut"
         )
     return lines
+
+
+def plural(number: int, word: str) -> str:
+    """A number of things."""
+    return f"{number:,} {word}" + ("" if number == 1 else "s")
 
 
 def megabytes(files: Iterable[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the number of the update."""
+"""The learning rate, and Muon's momentum, as pure functions of the number of the update."""
 
 from __future__ import annotations
 
@@ -28,3 +28,17 @@ def learning_rate(config: Config, update: int) -> float:
         progress = max(0, update - (updates - decay)) / max(1, decay)
         return high * (1 - progress) + low * progress  # in this form the end is exactly the minimum
     return high
+
+
+FIRST_MUON_MOMENTUM = 0.85
+
+
+def muon_momentum(config: Config, update: int) -> float:
+    """Muon's momentum for update 1, 2, ...: from 0.85 linearly to `muon_momentum`, which update
+    `muon_momentum_warmup` + 1 and all after it have.
+
+    Source: the momentum warm-up of Keller Jordan's modded-nanogpt.
+    """
+    last, warmup = config.optimizer.muon_momentum, config.optimizer.muon_momentum_warmup
+    progress = min(1.0, (update - 1) / warmup) if warmup else 1.0
+    return min(FIRST_MUON_MOMENTUM, last) * (1 - progress) + last * progress
