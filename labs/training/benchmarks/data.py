@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from training_lab.config import Config
-from training_lab.data.build import Means, find_or_build
+from training_lab.data.build import BuildOptions, find_or_build
 from training_lab.data.cache import open_cache
 from training_lab.data.dataset import prepare_dataset
 from training_lab.data.layout import Packs
@@ -89,7 +89,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def build(config: Config, is_fast: bool = False) -> None:
-    find_or_build(find_source(config.data, NoProgress()), config.data, NoProgress(), Means(is_fast=is_fast))
+    find_or_build(find_source(config.data, NoProgress()), config.data, NoProgress(), BuildOptions(is_fast=is_fast))
 
 
 def tokenise(folder: Path, repeats: int) -> None:

@@ -47,7 +47,7 @@ def build_slowly(corpus: str, cache: str) -> TokenCache:
     build.BLOCK_RULE = [BLOCK_DOCUMENTS, build.BLOCK_CHARACTERS]
     setattr(build, "make_tokenizer", lambda kind: SlowTokenizer())  # noqa: B010 - not exported from there
     config = tiny("data.source=files", f"data.paths={json.dumps([corpus])}", f"data.cache_dir={cache}").data
-    return build.find_or_build(find_source(config, NoProgress()), config, NoProgress(), build.Means(2))
+    return build.find_or_build(find_source(config, NoProgress()), config, NoProgress(), build.BuildOptions(2))
 
 
 def visible_folders(cache: str) -> list[Path]:

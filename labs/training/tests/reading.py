@@ -12,7 +12,7 @@ import pytest
 from tiny import tiny
 
 from training_lab.config import DataConfig
-from training_lab.data.build import Means, Part, accepted, find_or_build
+from training_lab.data.build import BuildOptions, Part, accepted, find_or_build
 from training_lab.data.cache import TokenCache
 from training_lab.data.sources import Source, find_source
 from training_lab.errors import UserError
@@ -95,7 +95,7 @@ def read_files(*paths: str, **settings: Any) -> Read:
 def tokenise_files(*paths: str, **settings: Any) -> TokenCache:
     """The token cache of some paths."""
     config = files_config(*paths, **settings)
-    return find_or_build(find_source(config, NoProgress()), config, NoProgress(), Means(workers=1))
+    return find_or_build(find_source(config, NoProgress()), config, NoProgress(), BuildOptions(workers=1))
 
 
 def refusal(*paths: str, **settings: Any) -> str:

@@ -21,7 +21,7 @@ from tiny import TRAINING, tiny
 from training_lab import record
 from training_lab.config import DataConfig
 from training_lab.data import build as building
-from training_lab.data.build import Block, Encoded, Means, find_or_build
+from training_lab.data.build import Block, BuildOptions, Encoded, find_or_build
 from training_lab.data.cache import TokenCache, open_cache
 from training_lab.data.sources import Source, find_source
 from training_lab.data.synthetic import synthetic_document
@@ -52,7 +52,7 @@ def settings(*overrides: str) -> DataConfig:
 
 
 def build(config: DataConfig, workers: int = 1, progress: NoProgress | None = None) -> TokenCache:
-    return find_or_build(find_source(config, NoProgress()), config, progress or NoProgress(), Means(workers))
+    return find_or_build(find_source(config, NoProgress()), config, progress or NoProgress(), BuildOptions(workers))
 
 
 def content(cache: TokenCache) -> dict[str, bytes]:
@@ -141,7 +141,7 @@ def test_the_fast_tokenizer_makes_the_same_bytes() -> None:
     expected = content(build(settings("data.tokenizer=gpt2", "data.cache_dir=usual")))
     config = settings("data.tokenizer=gpt2", "data.cache_dir=fast")
     source = find_source(config, NoProgress())
-    assert content(find_or_build(source, config, NoProgress(), Means(2, is_fast=True))) == expected
+    assert content(find_or_build(source, config, NoProgress(), BuildOptions(2, is_fast=True))) == expected
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -405,7 +405,7 @@ def test_a_disk_that_is_full_only_for_the_manifest_leaves_nothing_behind(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(record, "sync_file", sync_nothing)
-    refused(settings(), "No space left on device", error=LabError)
+    refused(settings(), "No space left on device")
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -414,7 +414,7 @@ def test_a_file_that_changes_after_it_was_hashed_is_refused_and_leaves_nothing_b
     source = find_source(config, NoProgress())
     flip(Path("corpus/c.txt"), 5)
     with pytest.raises(UserError, match=r"c\.txt: changed while it was read"):
-        find_or_build(source, config, NoProgress(), Means(2))
+        find_or_build(source, config, NoProgress(), BuildOptions(2))
     assert leftovers(".cache") == []
 
 

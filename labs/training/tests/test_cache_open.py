@@ -15,7 +15,7 @@ from tiny import tiny
 
 from training_lab.config import DataConfig
 from training_lab.data import build as building
-from training_lab.data.build import Means, find_or_build
+from training_lab.data.build import BuildOptions, find_or_build
 from training_lab.data.cache import DOCUMENT, TokenCache, open_cache, token_dtype
 from training_lab.data.documents import Document
 from training_lab.data.sources import find_source
@@ -47,7 +47,7 @@ def settings(*overrides: str) -> DataConfig:
 
 
 def build(config: DataConfig) -> TokenCache:
-    return find_or_build(find_source(config, NoProgress()), config, NoProgress(), Means(2))
+    return find_or_build(find_source(config, NoProgress()), config, NoProgress(), BuildOptions(2))
 
 
 @pytest.fixture(autouse=True)

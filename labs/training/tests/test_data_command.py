@@ -93,6 +93,15 @@ def test_inspect_changes_nothing_and_control_characters_in_a_text_do_nothing_to_
         assert code in (0, 2)
 
 
+def test_a_window_over_very_many_documents_is_shown_with_every_end_of_text() -> None:
+    Path("a.txt").write_text("".join(f"{number}\n\n" for number in range(9000)))
+    settings = ["data.source=files", 'data.paths=["a.txt"]', "data.documents=paragraph", "data.tokenizer=gpt2",
+                "batch.layout=windows", "batch.block_size=4096", "batch.batch_size=1", "model.max_positions=4096"]  # fmt: skip
+    code, out, _ = data("inspect", "--rows", "1", "--characters", "1000000", settings=settings)
+    assert code == 0
+    assert out.count("<|endoftext|>") > 1000
+
+
 def test_verify_finds_one_flipped_byte_and_names_its_file() -> None:
     prepared(PACKS)
     code, out, _ = data("verify", settings=PACKS)
@@ -114,6 +123,7 @@ def test_verify_finds_one_flipped_byte_and_names_its_file() -> None:
     [
         ("prepare", ["--workers", "-1"], [], "--workers -1: must be 0"),
         ("prepare", ["--fast"], ["data.tokenizer=byte"], "--fast: is for data.tokenizer gpt2"),
+        ("inspect", ["--update", "99999"], [], "--update 99999: the config has"),
         ("inspect", ["--update", "0"], [], "--update 0: must be at least 1"),
         ("inspect", ["--row", "4"], PACKS, "--row 4: update 1 has rows 0 to 3"),
         ("inspect", ["--row", "-1"], PACKS, "--row -1: update 1 has rows 0 to 3"),

@@ -15,7 +15,7 @@ from tiny import tiny
 
 from training_lab.data import dataset as datasets
 from training_lab.data import stats
-from training_lab.data.dataset import STATS, Dataset, prepare_dataset
+from training_lab.data.dataset import STATS, Dataset, measured_updates, prepare_dataset
 from training_lab.data.layout import Packs
 from training_lab.data.split import content_hash, split_positions
 from training_lab.data.stream import TokenStream
@@ -226,7 +226,7 @@ def test_the_pieces_of_the_first_updates_are_those_of_the_batches(layout: str) -
     small = ("batch.block_size=16", "batch.batch_size=3") if layout == "windows" else ()
     dataset = prepare(TEXTS, f"batch.layout={layout}", *small)
     lengths: list[int] = []
-    for update in range(1, stats.MOST_UPDATES + 1):
+    for update in range(1, measured_updates(dataset.config, dataset.train) + 1):
         for batch in dataset.update_data(update).micro_batches:
             ends = zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)
             labels = batch.labels_T.numpy() != -100

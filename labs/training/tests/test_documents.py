@@ -19,9 +19,9 @@ from reading import (
     write,
 )
 
-from training_lab.data import documents
+from training_lab.data import reading as readers
 from training_lab.data.build import accepted
-from training_lab.data.documents import paragraphs, split_paragraphs, tabs_for_indentation
+from training_lab.data.reading import paragraphs, split_paragraphs, tabs_for_indentation
 from training_lab.errors import UserError
 
 NOT_UTF8 = [
@@ -133,7 +133,7 @@ def test_a_file_that_is_not_utf8_is_refused_with_its_name_and_the_byte(content: 
 def test_the_byte_is_right_wherever_the_pieces_end_in_which_a_file_is_read(
     content: bytes, byte: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "READ_BYTES", size)
+    monkeypatch.setattr(readers, "READ_BYTES", size)
     before = "" if content.startswith(b"\xef\xbb\xbf") else "가\r\n\r\n나\n\n"
     write("bad.txt", before.encode() + content)
     place = len(before.encode()) + byte
@@ -157,7 +157,7 @@ def test_skipped_is_the_file_that_is_not_utf8_and_no_other(content: bytes, unit:
 def test_replaced_is_what_is_not_utf8_and_nothing_else(
     content: bytes, unit: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "READ_BYTES", size)
+    monkeypatch.setattr(readers, "READ_BYTES", size)
     write("bad.txt", content)
     found = read_files("bad.txt", documents=unit, invalid_text="replace")
     assert found.texts == [content.decode("utf-8-sig", errors="replace")]
@@ -192,7 +192,7 @@ def test_a_file_that_was_changed_since_it_was_hashed_is_refused(suffix: str, uni
 
 
 def test_a_file_that_is_changed_while_it_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "READ_BYTES", 8)
+    monkeypatch.setattr(readers, "READ_BYTES", 8)
     write("a.txt", "one\n\ntwo\n\n" * 10)
     source = source_of("a.txt", documents="paragraph")
     parts = accepted(source, 0)
@@ -310,7 +310,7 @@ PARAGRAPHS = [
 def test_paragraphs_do_not_depend_on_the_pieces_in_which_a_file_is_read(
     text: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "READ_BYTES", size)
+    monkeypatch.setattr(readers, "READ_BYTES", size)
     write("a.txt", text)
     whole = split_paragraphs(text.removeprefix("\ufeff"))
     assert read_files("a.txt", documents="paragraph").texts == [part for part in whole if not part.isspace()]

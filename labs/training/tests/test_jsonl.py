@@ -20,7 +20,7 @@ from reading import (
     write,
 )
 
-from training_lab.data import documents
+from training_lab.data import reading as readers
 from training_lab.data.build import accepted
 from training_lab.errors import UserError
 
@@ -145,7 +145,7 @@ def test_documents_do_not_depend_on_the_pieces_in_which_a_file_is_read(
 ) -> None:
     for suffix in SUFFIXES:
         write(f"{size}/a.jsonl{suffix}", compressed(b"\xef\xbb\xbf" + LINES.replace("\n", "\r\n").encode(), suffix))
-    monkeypatch.setattr(documents, "READ_BYTES", size)
+    monkeypatch.setattr(readers, "READ_BYTES", size)
     for suffix in SUFFIXES:
         assert read_files(f"{size}/a.jsonl{suffix}").documents == named(f"{size}/a.jsonl{suffix}")
 
@@ -281,7 +281,7 @@ def test_a_file_that_was_changed_since_it_was_hashed_is_refused(suffix: str) -> 
 
 @pytest.mark.parametrize("is_longer", [False, True])
 def test_a_file_that_is_changed_while_it_is_read_is_refused(is_longer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "READ_BYTES", 16)
+    monkeypatch.setattr(readers, "READ_BYTES", 16)
     content = lines(*({"text": str(number)} for number in range(100, 200)))
     write("a.jsonl", content)
     parts = accepted(source_of("a.jsonl"), 0)

@@ -11,7 +11,7 @@ from tiny import tiny
 
 from training_lab.config import DataConfig
 from training_lab.data import build as building
-from training_lab.data.build import MOST_EXAMPLES, Means, find_or_build
+from training_lab.data.build import MOST_EXAMPLES, BuildOptions, find_or_build
 from training_lab.data.cache import TokenCache
 from training_lab.data.dataset import prepare_dataset
 from training_lab.data.sources import find_source
@@ -48,7 +48,7 @@ def set_block(patch: pytest.MonkeyPatch, documents: int) -> None:
 
 
 def build(config: DataConfig, workers: int = 1) -> TokenCache:
-    return find_or_build(find_source(config, NoProgress()), config, NoProgress(), Means(workers))
+    return find_or_build(find_source(config, NoProgress()), config, NoProgress(), BuildOptions(workers))
 
 
 def content(cache: TokenCache) -> dict[str, bytes]:

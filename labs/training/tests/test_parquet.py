@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from reading import left_in_cache, line_of, read_files, refusal, refusal_to_read, source_of, tokenise_files, write
 
-from training_lab.data import documents
+from training_lab.data import parquet
 from training_lab.data.build import accepted
+from training_lab.data.documents import Document
 from training_lab.data.tokenizers import Gpt2Tokenizer
 from training_lab.errors import UserError
 
@@ -75,18 +76,18 @@ def test_every_compression_of_parquet_is_read(compression: str) -> None:
 def test_documents_do_not_depend_on_how_rows_are_grouped_and_read(
     group: int, rows: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "PARQUET_ROWS", rows)
+    monkeypatch.setattr(parquet, "PARQUET_ROWS", rows)
     write_table("a.parquet", {"text": KINDS[kind](), "token_count": range(len(TEXTS))}, row_group_size=group)
     found = read_files("a.parquet")
     assert found.documents == at("a.parquet", DOCUMENTS)
     assert found.rejected == at("a.parquet", REJECTED)
-    counts = [d.token_count for _, d in source_of("a.parquet").documents() if isinstance(d, documents.Document)]
+    counts = [d.token_count for _, d in source_of("a.parquet").documents() if isinstance(d, Document)]
     assert counts == [0, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("rows", [1, 1024])
 def test_groups_without_rows_are_passed_over(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "PARQUET_ROWS", rows)
+    monkeypatch.setattr(parquet, "PARQUET_ROWS", rows)
     with pq.ParquetWriter("a.parquet", pa.schema([("text", pa.string())])) as writer:
         for texts in ([], ["a"], [], [], ["b", "c"], []):
             writer.write_table(pa.table({"text": pa.array(texts, pa.string())}))
@@ -220,7 +221,7 @@ def test_two_columns_of_token_counts_do_not_keep_the_text_from_being_read() -> N
 def test_text_that_is_not_utf8_is_refused_with_its_row_or_replaced_or_left_out(
     make: Callable[..., Any], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "PARQUET_ROWS", rows)
+    monkeypatch.setattr(parquet, "PARQUET_ROWS", rows)
     write_table("a.parquet", {"text": make(b"a", b"caf\xe9", "가".encode()[:2], b"d")})
     assert refusal("a.parquet").startswith("a.parquet: row 1, byte 3 of its text: not UTF-8")
     replaced = read_files("a.parquet", invalid_text="replace")
@@ -230,11 +231,11 @@ def test_text_that_is_not_utf8_is_refused_with_its_row_or_replaced_or_left_out(
     assert skipped.rejected == at("a.parquet", [("#1", "not UTF-8"), ("#2", "not UTF-8")])
 
 
-def test_utf16_is_refused_with_its_row() -> None:
+def test_a_row_that_begins_as_utf16_does_is_a_row_that_is_not_utf8() -> None:
     write_table("a.parquet", {"text": [b"a", "b".encode("utf-16")]})
-    for policy in ("refuse", "replace"):
-        message = refusal("a.parquet", invalid_text=policy)
-        assert message.startswith("a.parquet: row 1, byte 0 of its text: not UTF-8 but UTF-16")
+    assert refusal("a.parquet").startswith("a.parquet: row 1, byte 0 of its text: not UTF-8;")
+    replaced = read_files("a.parquet", invalid_text="replace").documents
+    assert replaced == at("a.parquet", [("#0", "a"), ("#1", "\ufffd\ufffdb\0")])
     assert read_files("a.parquet", invalid_text="skip").rejected == [("a.parquet#1", "not UTF-8")]
 
 
@@ -303,7 +304,7 @@ def touch(path: Path) -> None:
 def test_a_file_that_is_changed_while_it_is_read_is_refused(
     change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "PARQUET_ROWS", 1)
+    monkeypatch.setattr(parquet, "PARQUET_ROWS", 1)
     write_table("a.parquet", {"text": ["a"] * 10})
     os.utime("a.parquet", (10**9, 10**9))
     parts = accepted(source_of("a.parquet"), 0)

@@ -11,6 +11,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Callable, Literal, NamedTuple
 
 FINEWEB_REVISION = "9bb295ddab0e05d785b879661af7260fed5140fc"
@@ -100,6 +101,11 @@ class DataConfig:
     cache_dir: str = ".cache"
     """Where downloads and tokens are kept. Says where, not what: no part of the config's identity."""
 
+    @property
+    def cache_path(self) -> Path:
+        """`cache_dir` as a path; ~ is the home folder."""
+        return Path(self.cache_dir).expanduser()
+
     def problems(self) -> Iterator[Problem]:
         if self.source == "files" and not all(self.paths or [""]):
             yield Problem(
@@ -183,6 +189,15 @@ class BatchConfig:
             yield Problem(
                 "batch.micro_batches",
                 f"cannot exceed the {self.batch_size} windows of batch.batch_size, got {self.micro_batches}",
+            )
+        rows = {"windows": self.batch_size, "packs": self.packs}.get(self.layout, self.micro_batches)
+        if self.micro_batches < rows and rows % self.micro_batches:
+            most = -(-rows // self.micro_batches)
+            yield Problem(
+                "batch.micro_batches",
+                f"{self.micro_batches} does not divide the {rows} {self.layout} of an update: each micro-batch has the "
+                f"size of {most}, and some are filled up with padding",
+                is_fatal=False,
             )
         if self.layout == "packs" and self.micro_batches > self.packs:
             yield Problem(

@@ -99,6 +99,8 @@ def inspect_command(options: argparse.Namespace) -> int:
     ):
         if value < smallest:
             raise UserError(f"{name} {value}: must be at least {smallest}")
+    if options.update > resolved.config.train.updates:
+        raise UserError(f"--update {options.update}: the config has {resolved.config.train.updates} updates")
     need_training_packages()
     from rich.console import Console
 

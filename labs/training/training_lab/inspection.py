@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,12 @@ def describe_piece(dataset: Dataset, piece: Pieces, number: int, characters: int
 def shown_text(dataset: Dataset, tokens: list[int]) -> str:
     """Tokens as text; the one that stands between documents by its name."""
     marker = dataset.train.end_of_text
-    if marker.place == "none" or marker.token not in tokens:
+    if marker.place == "none":
         return decode(dataset.tokenizer, tokens)
-    at = tokens.index(marker.token)
-    return decode(dataset.tokenizer, tokens[:at]) + END_OF_TEXT + shown_text(dataset, tokens[at + 1 :])
+    runs = itertools.groupby(tokens, lambda token: token == marker.token)
+    return "".join(
+        END_OF_TEXT * len(list(run)) if is_marker else decode(dataset.tokenizer, run) for is_marker, run in runs
+    )
 
 
 def printable(line: str) -> str:

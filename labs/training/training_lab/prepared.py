@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from training_lab.config import Config
-from training_lab.data.build import Means
+from training_lab.data.build import BuildOptions
 from training_lab.data.dataset import Dataset, prepare_dataset
 from training_lab.data.sources import find_source
 from training_lab.data.tokenizers import verified_gpt2_files
@@ -21,7 +21,7 @@ def prepare(
     """The data of a config, and their figures. Raises UserError for text that cannot be used."""
     if is_fast and config.data.tokenizer != "gpt2":
         raise UserError(f"--fast: is for data.tokenizer gpt2, this config has {config.data.tokenizer!r}")
-    dataset = prepare_dataset(config, progress, Means(workers, is_fast))
+    dataset = prepare_dataset(config, progress, BuildOptions(workers, is_fast))
     return dataset, dataset.stats(progress)
 
 
@@ -96,7 +96,7 @@ def verify_data(config: Config, progress: Progress) -> Iterator[Finding]:
         except LabError as error:
             yield Finding("tokenizer", False, str(error))
     try:
-        dataset = prepare_dataset(config, progress)
+        dataset = prepare_dataset(config, progress, BuildOptions(may_build=False))
     except LabError as error:
         yield Finding("cache", False, str(error))
         return

@@ -197,9 +197,12 @@ def find_run(runs_dir: Path, text: str) -> RunFolder:
     raise UserError(f"{text}: no such run in {runs_dir}; the newest there is {runs[0].run_id}")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file aside, syncs it and renames it over `path`, so that nobody ever sees half of it."""
-    aside = path.with_name(f"{UNFINISHED_PREFIX}{path.name}")
+def write_atomically(path: Path, content: bytes, aside_suffix: str = "") -> None:
+    """Writes a file aside, syncs it and renames it over `path`, so that nobody ever sees half of it.
+
+    Where several processes may write the same file, each needs an `aside_suffix` of its own.
+    """
+    aside = path.with_name(f"{UNFINISHED_PREFIX}{path.name}{aside_suffix}")
     try:
         with open(aside, "wb") as file:
             file.write(content)
@@ -218,9 +221,12 @@ def sync_file(file: IO[Any]) -> None:
     if sys.platform == "darwin":  # there fsync leaves the data in the disk's own cache
         import fcntl
 
-        fcntl.fcntl(file.fileno(), fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(file.fileno())
+        try:
+            fcntl.fcntl(file.fileno(), fcntl.F_FULLFSYNC)
+            return
+        except OSError:  # a network volume has none
+            pass
+    os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
@@ -229,7 +235,8 @@ def sync_folder(path: Path) -> None:
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with contextlib.suppress(OSError):  # some network file systems sync no folders
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

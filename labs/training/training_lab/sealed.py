@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from training_lab.record import json_text, write_atomically
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
     """Writes an object with its hash, whole or not at all; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, sealed_text(content))
+    write_atomically(path, sealed_text(content), aside_suffix=f".{secrets.token_hex(4)}")
 
 
 def read_sealed(path: Path) -> dict[str, Any]:

@@ -93,10 +93,10 @@ def make_update_data(
     pieces = layout.pieces_of_update(update)
     whole = make_batch(stream, pieces)
     parts, batches = [], []
+    most_rows = -(-len(np.unique(pieces.rows)) // micro_batches)
     for first, last in split_rows(pieces, layout.row_tokens, micro_batches):
         part = pieces.part(first, last)
-        num_rows = len(np.unique(part.rows))
-        num_tokens = num_rows * layout.row_tokens if layout.row_tokens else int(part.lengths.sum())
+        num_tokens = most_rows * layout.row_tokens if layout.row_tokens else int(part.lengths.sum())
         parts.append(part)
         batches.append(pad(cut_out(whole, first, last), num_tokens, max_pieces, layout.row_tokens or num_tokens))
     return UpdateData(pieces, parts, batches, whole.sha256())
@@ -122,6 +122,7 @@ def pad(batch: Batch, num_tokens: int, num_pieces: int, longest: int) -> Batch:
     """
     end, missing = batch.cu_seqlens[-1], num_tokens - batch.cu_seqlens[-1]
     borders = [*batch.cu_seqlens, *range(end + longest, num_tokens, longest), *([num_tokens] if missing else [])]
+    assert len(borders) <= num_pieces + 1, "the layout promised that no micro-batch has more pieces"
     borders += [num_tokens] * (num_pieces + 1 - len(borders))
     if not missing:
         return dataclasses.replace(batch, cu_seqlens=tuple(borders))

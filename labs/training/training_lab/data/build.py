@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,8 +33,10 @@ from training_lab.data.cache import (
     open_cache,
     token_dtype,
 )
-from training_lab.data.documents import Document, Rejected, format_of, num_rows
-from training_lab.data.download import waiting_lock
+from training_lab.data.documents import Document, Rejected, changed, format_of
+from training_lab.data.journal import Tally, journal_line, resume
+from training_lab.data.lock import waiting_lock
+from training_lab.data.parquet import num_rows
 from training_lab.data.sources import Source
 from training_lab.data.split import content_hash
 from training_lab.data.tokenizers import CharTokenizer, FastGpt2Tokenizer, Tokenizer, fingerprint, make_tokenizer
@@ -52,6 +53,9 @@ BLOCK_CHARACTERS = 2 << 20
 BLOCK_RULE = [BLOCK_DOCUMENTS, BLOCK_CHARACTERS]
 JOURNAL = "journal.jsonl"
 MOST_EXAMPLES = 10
+MOST_WORKERS = 16
+"""Unless the user says otherwise: beyond it, reading is what takes the time."""
+HASHED_TOKENS = 1 << 20
 
 
 class Part(NamedTuple):
@@ -81,22 +85,6 @@ class Encoded:
     token_counts: list[int | None]
 
 
-@dataclass
-class Tally:
-    """What is known of all blocks so far; with a line of the journal for each it can be had again."""
-
-    documents: int = 0
-    tokens: int = 0
-    text_bytes: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)
-    rejected_examples: list[list[str]] = field(default_factory=list)
-    counts_checked: int = 0
-    counts_wrong: int = 0
-    counts_examples: list[dict[str, Any]] = field(default_factory=list)
-    is_full: bool = False
-    """Whether a limit of the config is reached."""
-
-
 def cache_identity(source: Source, config: DataConfig) -> dict[str, Any]:
     """All that decides the bytes of a cache. Its hash is the cache's name."""
     return {
@@ -110,29 +98,36 @@ def cache_identity(source: Source, config: DataConfig) -> dict[str, Any]:
     }
 
 
-class Means(NamedTuple):
+class BuildOptions(NamedTuple):
     """How a cache is built; what it becomes depends on none of this."""
 
     workers: int = 0
     """Threads that tokenise; 0: one a CPU."""
     is_fast: bool = False
     """Whether an optional, faster tokenizer makes the tokens, checked against the usual one."""
+    may_build: bool = True
+    """Whether a cache that is not there is built; otherwise that is an error."""
 
 
-def find_or_build(source: Source, config: DataConfig, progress: Progress, means: Means) -> TokenCache:
+def find_or_build(source: Source, config: DataConfig, progress: Progress, options: BuildOptions) -> TokenCache:
     """The cache of a source, opened and verified; built first if there is none.
 
     Raises UserError for text that cannot be used, and if nothing is left of it; then no folder stays behind.
     """
     made_from = cache_identity(source, config)
     identity = identity_of(made_from)
-    folder = Path(config.cache_dir) / "tokens" / identity[:16]
+    folder = config.cache_path / "tokens" / identity[:16]
+    if not folder.exists() and not options.may_build:
+        raise UserError(
+            f"{folder}: there is no token cache of these files as they are now: they have changed since, or were never "
+            "prepared; `data prepare` makes it"
+        )
     if not folder.exists():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with waiting_lock(folder.with_name(f".{folder.name}.lock"), "Another process tokenises this", progress):
                 if not folder.exists():
-                    build(folder, source, config, made_from, progress, means)
+                    build(folder, source, config, made_from, progress, options)
         except OSError as error:
             raise UserError(
                 f"{error.filename or folder}: cannot be written: {error.strerror}; free some space, or choose another "
@@ -146,14 +141,24 @@ def find_or_build(source: Source, config: DataConfig, progress: Progress, means:
 
 
 def build(
-    folder: Path, source: Source, config: DataConfig, made_from: dict[str, Any], progress: Progress, means: Means
+    folder: Path,
+    source: Source,
+    config: DataConfig,
+    made_from: dict[str, Any],
+    progress: Progress,
+    options: BuildOptions,
 ) -> None:
-    """Makes a cache aside and renames it to `folder`. A process that is killed leaves its good blocks to the next."""
+    """Makes a cache aside and renames it to `folder`. A process that is killed, or loses its source, leaves its good
+    blocks to the next."""
     aside = folder.with_name(f".building-{folder.name}")
     try:
         aside.mkdir(exist_ok=True)
-        tokenizer = FastGpt2Tokenizer() if means.is_fast else find_tokenizer(source, config, aside)
-        tally = append_blocks(aside, source, config, tokenizer, progress, means.workers or usable_cpus())
+        tokenizer = FastGpt2Tokenizer() if options.is_fast else find_tokenizer(source, config, aside)
+        workers = options.workers or min(usable_cpus(), MOST_WORKERS)
+        tally = append_blocks(aside, source, config, tokenizer, progress, workers)
+        check_written(aside, tally, tokenizer)
+        if tally.is_full or config.max_documents:
+            check_unchanged(source)
         if not tally.documents and tally.is_full:
             raise UserError(f"data.max_tokens: {config.max_tokens} is less than the first document has; raise it")
         if not tally.documents:
@@ -177,15 +182,38 @@ def build(
                 for name in (TOKENS, DOCUMENTS)
             },
         }
-        write_sealed(aside / CACHE_MANIFEST, manifest)
+        try:
+            write_sealed(aside / CACHE_MANIFEST, manifest)
+        except LabError as error:
+            raise UserError(str(error)) from error
         for path in aside.iterdir():
             if path.name not in (TOKENS, DOCUMENTS, CACHE_MANIFEST):
                 path.unlink()
         os.rename(aside, folder)
         sync_folder(folder.parent)
-    except Exception:
+    except (UserError, OSError):  # other text is another cache, and a full disk wants its space back
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def check_written(aside: Path, tally: Tally, tokenizer: Tokenizer) -> None:
+    """Raises LabError if somebody else wrote to the same build, which locks prevent where there are any."""
+    width = token_dtype(tokenizer.vocab_size).itemsize
+    for name, size in ((TOKENS, tally.tokens * width), (DOCUMENTS, tally.documents * DOCUMENT.itemsize)):
+        found = (aside / name).stat().st_size
+        if found != size:
+            raise LabError(
+                f"{aside / name}: has {found:,} bytes, not {size:,}: another process seems to build there, on a file "
+                "system without locks; build it once, alone"
+            )
+
+
+def check_unchanged(source: Source) -> None:
+    """Raises UserError if a file changed since it was hashed: one that is not read to its end proves nothing itself."""
+    for file in source.files:
+        path = file.find()
+        if path is not None and sha256_of_file(path) != file.sha256:
+            raise changed(path)
 
 
 def find_tokenizer(source: Source, config: DataConfig, aside: Path) -> Tokenizer:
@@ -245,7 +273,7 @@ def encode_block(block: Block | LabError, source: Source, tokenizer: Tokenizer, 
         first = source.document_name(block.parts[0].file, block.parts[0].document.number)
         raise LabError(f"the tokenizer fails on one of the {len(texts)} documents from {first} on: {error}") from None
     contents = b"".join(content_hash(text) for text in texts)
-    digests = b"".join(hashlib.sha256(ids.astype("<u4").tobytes()).digest() for ids in encoded)
+    digests = b"".join(token_hash(ids) for ids in encoded)
     rows = np.zeros(len(texts), dtype=DOCUMENT)
     rows["tokens"] = [len(ids) for ids in encoded]
     rows["content"] = np.frombuffer(contents, dtype=np.uint8).reshape(-1, 32)
@@ -256,6 +284,14 @@ def encode_block(block: Block | LabError, source: Source, tokenizer: Tokenizer, 
     sizes = [len(text.encode("utf-8")) for text in texts]
     counts = [part.document.token_count for part in block.parts]
     return Encoded(tokens, rows, block.rejected, sizes, counts)
+
+
+def token_hash(tokens: np.ndarray) -> bytes:
+    """SHA-256 of token ids as uint32, little-endian; in slices, because one document may be very long."""
+    digest = hashlib.sha256()
+    for begin in range(0, len(tokens), HASHED_TOKENS):
+        digest.update(tokens[begin : begin + HASHED_TOKENS].astype("<u4").tobytes())
+    return digest.digest()
 
 
 def append_blocks(
@@ -269,22 +305,19 @@ def append_blocks(
         open(aside / DOCUMENTS, "a+b") as documents,
         open(aside / JOURNAL, "a+b") as journal,
     ):
-        num_done, tally = resume(tokens, documents, journal)
+        num_done, tally = resume((tokens, documents), journal, BLOCK_RULE)
         began, bytes_before = time.monotonic(), tally.text_bytes
         blocks = blocks_of(accepted(source, config.max_documents))
         for _ in range(num_done):
             next(blocks)
         for encoded in in_order(blocks, source, tokenizer, dtype, workers) if not tally.is_full else ():
             cut_to_limit(encoded, tally, config.max_tokens)
-            count(encoded, tally, source, config.tokenizer == "gpt2")
+            add_to_tally(encoded, tally, source, config.tokenizer == "gpt2")
             content = (b"".join(ids.tobytes() for ids in encoded.tokens), encoded.rows.tobytes())
             for file, data in zip((tokens, documents), content, strict=True):
                 file.write(data)
                 file.flush()
-            sizes = [len(data) for data in content]
-            entry = {"rule": BLOCK_RULE, "bytes": sizes, "content": sha256_of(content), "tally": vars(tally)}
-            sealed = {**entry, "sha256": identity_of(entry)}
-            journal.write(json.dumps(sealed).encode("utf-8") + b"\n")
+            journal.write(journal_line(content, tally, BLOCK_RULE))
             journal.flush()
             speed = (tally.text_bytes - bytes_before) / max(time.monotonic() - began, 1e-3)
             figures = f"{tally.documents:,} documents, {tally.tokens:,} tokens, {speed / 1e6:,.1f} MB/s"
@@ -297,70 +330,37 @@ def append_blocks(
     return tally
 
 
-class Total(NamedTuple):
+class Work(NamedTuple):
     """How much there is to do, in the unit in which it is known beforehand; None if it is known in none."""
 
     unit: str
     size: int | None
 
 
-def size_of_work(source: Source, config: DataConfig) -> Total:
+def size_of_work(source: Source, config: DataConfig) -> Work:
     """What the progress is measured against."""
     if config.max_tokens:
-        return Total("tokens", config.max_tokens)
+        return Work("tokens", config.max_tokens)
     if config.max_documents or source.generated:
-        return Total("documents", config.max_documents or source.generated)
+        return Work("documents", config.max_documents or source.generated)
     formats = [format_of(file.name) for file in source.files]
     if all(one.kind == ".parquet" for one in formats):
-        return Total("documents", sum(num_rows(file.locate()) for file in source.files))
+        return Work("documents", sum(num_rows(file.locate()) for file in source.files))
     is_plain = not any(one.compression or one.kind == ".parquet" for one in formats)
-    return Total("bytes", sum(file.bytes for file in source.files) if is_plain else None)
-
-
-def sha256_of(parts: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def resume(tokens: IO[bytes], documents: IO[bytes], journal: IO[bytes]) -> tuple[int, Tally]:
-    """How many blocks of an earlier process are good, and their tally; what follows them is cut off."""
-    good, tally = 0, Tally()
-    ends = [0, 0, 0]
-    for file in (tokens, documents, journal):
-        file.seek(0)
-    for line in journal:
-        try:
-            entry = json.loads(line)
-            if entry.pop("sha256") != identity_of(entry):
-                break
-            content = [file.read(size) for file, size in zip((tokens, documents), entry["bytes"], strict=True)]
-            found = Tally(**entry["tally"])
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            break
-        is_same_rule = entry.get("rule") == BLOCK_RULE
-        if not is_same_rule or not line.endswith(b"\n") or sha256_of(content) != entry.get("content"):
-            break
-        good, tally = good + 1, found
-        ends = [end + size for end, size in zip(ends, [*entry["bytes"], len(line)], strict=True)]
-    for file, end in zip((tokens, documents, journal), ends, strict=True):
-        file.truncate(end)
-        file.seek(end)
-    return good, tally
+    return Work("bytes", sum(file.bytes for file in source.files) if is_plain else None)
 
 
 def in_order(
     blocks: Iterator[Block], source: Source, tokenizer: Tokenizer, dtype: np.dtype[Any], workers: int
 ) -> Iterator[Encoded]:
     """Blocks, tokenised by `workers` threads (the tokenizer leaves Python's lock), in their order. Never more than
-    two blocks a worker are in memory."""
+    two blocks more than workers are in memory."""
     waiting: collections.deque[Future[Encoded]] = collections.deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
             for block in in_turn(blocks):
                 waiting.append(pool.submit(encode_block, block, source, tokenizer, dtype))
-                if len(waiting) == 2 * workers:
+                if len(waiting) == workers + 2:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -377,7 +377,8 @@ def in_turn(blocks: Iterator[Block]) -> Iterator[Block | LabError]:
 
 
 def cut_to_limit(encoded: Encoded, tally: Tally, max_tokens: int) -> None:
-    """Leaves out the documents from the first on that would exceed the limit (0: none)."""
+    """Takes the documents from the first on that would exceed the limit (0: none) out of `encoded`, and says in
+    `tally` that it is reached."""
     if not max_tokens:
         return
     fits = tally.tokens + np.cumsum(encoded.rows["tokens"].astype(np.int64)) <= max_tokens
@@ -389,7 +390,7 @@ def cut_to_limit(encoded: Encoded, tally: Tally, max_tokens: int) -> None:
         encoded.rejected = [one for one in encoded.rejected if one[0] <= keep]
 
 
-def count(encoded: Encoded, tally: Tally, source: Source, is_gpt2: bool) -> None:
+def add_to_tally(encoded: Encoded, tally: Tally, source: Source, is_gpt2: bool) -> None:
     """Adds a block to the tally."""
     tally.documents += len(encoded.rows)
     tally.tokens += int(encoded.rows["tokens"].sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,15 @@ import numpy as np
 
 from training_lab.config import Config, EvalConfig
 from training_lab.data.batches import UpdateData, make_batch, make_update_data
-from training_lab.data.build import Means, find_or_build
+from training_lab.data.build import BuildOptions, find_or_build
 from training_lab.data.cache import TokenCache
-from training_lab.data.layout import Layout, Pieces, make_layout, plan_identity
+from training_lab.data.layout import MOST_PLANNED, Layout, Pieces, make_layout, plan_identity
 from training_lab.data.sources import Source, find_source
 from training_lab.data.split import SPLIT_RULE
-from training_lab.data.stats import data_stats
+from training_lab.data.stats import MOST_UPDATES, STATS_SCHEMA, data_stats
 from training_lab.data.stream import Streams, TokenStream, split_cache
 from training_lab.data.tokenizers import Tokenizer
-from training_lab.errors import UserError
+from training_lab.errors import LabError, UserError
 from training_lab.identity import identity_of, sha256_of_bytes
 from training_lab.progress import NoProgress, Progress
 from training_lab.sealed import read_sealed, write_sealed
@@ -82,8 +83,9 @@ class Dataset:
     @property
     def folder(self) -> Path:
         """Where what was computed of these data is kept."""
-        made_from = [self.manifest, dataclasses.asdict(self.config.batch)]
-        return Path(self.config.data.cache_dir) / "datasets" / identity_of(made_from)[:16]
+        batch = {**dataclasses.asdict(self.config.batch), "micro_batches": None}
+        made_from = [STATS_SCHEMA, self.manifest, batch, measured_updates(self.config, self.train)]
+        return self.config.data.cache_path / "datasets" / identity_of(made_from)[:16]
 
     def stats(self, progress: Progress) -> dict[str, Any]:
         """The content of `data-stats.json`: computed once, then kept beside the cache."""
@@ -92,18 +94,26 @@ class Dataset:
             try:
                 return read_sealed(path)
             except UserError:  # only figures, made from what is verified: made again
-                path.unlink()
-        stats = data_stats(self.source, self.cache, self.streams, self.layout, self.manifest, progress)
-        write_sealed(path, stats)
+                path.unlink(missing_ok=True)
+        updates = measured_updates(self.config, self.train)
+        stats = data_stats(self.source, self.cache, self.streams, self.layout, self.manifest, updates, progress)
+        with contextlib.suppress(OSError, LabError):  # where nothing can be kept, they are made again the next time
+            write_sealed(path, stats)
         return stats
 
 
-def prepare_dataset(config: Config, progress: Progress | None = None, means: Means | None = None) -> Dataset:
+def measured_updates(config: Config, stream: TokenStream) -> int:
+    """Of how many updates the pieces are counted: some hundreds, of which a tiny text needs no thousands of epochs."""
+    in_reach = MOST_PLANNED * stream.size // config.batch.update_tokens
+    return max(1, min(MOST_UPDATES, config.train.updates, in_reach))
+
+
+def prepare_dataset(config: Config, progress: Progress | None = None, options: BuildOptions | None = None) -> Dataset:
     """Builds the data of a config, or finds them built. Raises UserError for text that cannot be used or is too
     little."""
     progress = progress or NoProgress()
     source = find_source(config.data, progress)
-    cache = find_or_build(source, config.data, progress, means or Means())
+    cache = find_or_build(source, config.data, progress, options or BuildOptions())
     progress.show("Planning", 0, None, "")
     streams = split_cache(cache, source, config.data)
     layout = make_layout(streams.train, config.batch, config.model.max_positions, config.data.order_seed)

@@ -6,22 +6,24 @@ parsed before its SHA-256 is what it should be.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import http
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from training_lab.data.lock import waiting_lock
 from training_lab.errors import LabError, UserError
 from training_lab.progress import Progress
-from training_lab.record import sync_file, sync_folder, try_lock
+from training_lab.record import sync_file, sync_folder
 
 if TYPE_CHECKING:
     import requests
+
+T = TypeVar("T")
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_S = (10, 60)
@@ -68,23 +70,12 @@ def fetch_file(url: str, sha256: str, size: int | None, path: Path, token: str |
     except LabError as error:
         if partial.exists() and not partial.stat().st_size:
             partial.unlink()
-        raise LabError(f"{error}; or put the file at {path} yourself") from error
+        raise type(error)(f"{error}; or put the file at {path} yourself") from error
     except OSError as error:
         raise UserError(
             f"{error.filename or path}: cannot be written: {error.strerror}; free some space, or choose another "
             "data.cache_dir"
         ) from error
-
-
-@contextlib.contextmanager
-def waiting_lock(path: Path, why: str, progress: Progress) -> Iterator[None]:
-    """Held by one process at a time; the others wait, and say so."""
-    with open(path, "a+", encoding="utf-8") as file:
-        if not try_lock(file):
-            progress.note(f"{why}; waiting for it")
-            while not try_lock(file):
-                time.sleep(0.2)
-        yield
 
 
 class PartialFile:
@@ -114,23 +105,31 @@ def receive(url: str, size: int | None, path: Path, token: str | None, progress:
     """Brings the file at `path` to its full size, and returns the SHA-256 of all of it."""
     with open(path, "a+b") as file:
         partial = PartialFile(file)
-        failures = 0
-        while True:
-            before = partial.size
-            try:
-                receive_rest(url, size, partial, token, progress)
-                sync_file(file)
-                return partial.digest.hexdigest()
-            except RetryError as error:
-                failures = 1 if partial.size > before else failures + 1
-                if failures >= ATTEMPTS:
-                    raise LabError(
-                        f"{url}: cannot be downloaded: {error} ({failures} times); {partial.size:,} bytes are kept, "
-                        "the same command goes on from there"
-                    ) from error
-                wait_s = min(error.wait_s if error.wait_s is not None else backoff_s(failures), LONGEST_WAIT_S)
-                progress.note(f"{error}; trying again in {wait_s:.0f} s")
-                time.sleep(wait_s)
+
+        def attempt() -> str:
+            receive_rest(url, size, partial, token, progress)
+            sync_file(file)
+            return partial.digest.hexdigest()
+
+        return patiently(attempt, lambda: partial.size, url, progress)
+
+
+def patiently(attempt: Callable[[], T], reached: Callable[[], int], url: str, progress: Progress) -> T:
+    """What `attempt` returns; a RetryError is waited out. Raises LabError after ATTEMPTS of them in a row that came no
+    further than was `reached` before."""
+    failures, furthest = 0, reached()
+    while True:
+        try:
+            return attempt()
+        except RetryError as error:
+            failures = 1 if reached() > furthest else failures + 1
+            furthest = max(furthest, reached())
+            if failures >= ATTEMPTS:
+                kept = f"; {reached():,} bytes are kept, the same command goes on from there" if reached() else ""
+                raise LabError(f"{url}: cannot be downloaded: {error} ({failures} times){kept}") from error
+            wait_s = min(error.wait_s if error.wait_s is not None else backoff_s(failures), LONGEST_WAIT_S)
+            progress.note(f"{error}; trying again in {wait_s:.0f} s")
+            time.sleep(wait_s)
 
 
 def backoff_s(failures: int) -> float:
@@ -168,9 +167,19 @@ def receive_rest(url: str, size: int | None, partial: PartialFile, token: str | 
                 if size is not None and partial.size > size:
                     raise LabError(f"{url}: is larger than the {size:,} bytes that it should have; not used")
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-        raise RetryError(f"the connection broke: {reason_of(error)}") from error
+        raise broken(error, url) from error
     if partial.size < promised:
         raise RetryError(f"the connection ended after {partial.size:,} of {promised:,} bytes")
+
+
+def broken(error: Exception, url: str) -> Exception:
+    """A failed request as a RetryError, or as a LabError if it would only fail again."""
+    import requests
+
+    lasting = (requests.exceptions.SSLError, requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema)
+    if isinstance(error, lasting):
+        return LabError(f"{url}: cannot be asked: {reason_of(error)}")
+    return RetryError(f"the connection broke: {reason_of(error)}")
 
 
 def continues_at(answer: requests.Response, received: int) -> bool:

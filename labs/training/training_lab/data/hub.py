@@ -10,24 +10,20 @@ import fnmatch
 import http
 import os
 import re
-import time
 import urllib.parse
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from training_lab.data.download import (
-    ATTEMPTS,
-    LONGEST_WAIT_S,
     TIMEOUT_S,
     USER_AGENT,
-    RetryError,
-    backoff_s,
     bearer,
+    broken,
     fetch_file,
-    reason_of,
+    patiently,
     refuse_bad_answer,
-    waiting_lock,
 )
+from training_lab.data.lock import waiting_lock
 from training_lab.errors import LabError, UserError
 from training_lab.identity import sha256_of_file
 from training_lab.progress import Progress
@@ -65,12 +61,19 @@ def endpoint() -> str:
     return address
 
 
+def is_set(name: str) -> bool:
+    """Whether an environment variable says yes, as the hub's own client reads it."""
+    return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
 def is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    return is_set("HF_HUB_OFFLINE")
 
 
 def token() -> str | None:
     """The user's token: `HF_TOKEN`, or what `hf auth login` left. None: anonymous. Raises UserError if it is none."""
+    if is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        return None
     place = Path(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token")
     source, found = "HF_TOKEN", os.environ.get("HF_TOKEN", "").strip()
     if not found:
@@ -103,14 +106,15 @@ def list_files(repo: str, revision: str, cache_dir: Path, progress: Progress) ->
     """
     name = urllib.parse.quote(revision, safe="")
     kept = cache_dir / "hub" / repo / f"{name}.json"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with waiting_lock(kept.with_suffix(".lock"), f"Another process asks the hub for {revision}", progress):
-        if not kept.exists():
-            url = f"{endpoint()}/api/datasets/{repo}/revision/{name}?blobs=true"
-            listing = read_listing(ask(url, progress), url)
-            if COMMIT.fullmatch(revision) and listing.commit != revision:
-                raise LabError(f"{url}: the hub answers with commit {listing.commit}; not used")
-            write_sealed(kept, listing._asdict())
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with waiting_lock(kept.with_suffix(".lock"), f"Another process asks the hub for {revision}", progress):
+            if not kept.exists():
+                url = f"{endpoint()}/api/datasets/{repo}/revision/{name}?blobs=true"
+                listing = read_listing(ask(url, progress), url)
+                if COMMIT.fullmatch(revision) and listing.commit != revision:
+                    raise LabError(f"{url}: the hub answers with commit {listing.commit}; not used")
+                write_sealed(kept, listing._asdict())
     try:
         said = read_sealed(kept)
     except UserError as error:
@@ -124,12 +128,11 @@ def ask(url: str, progress: Progress) -> Any:
 
     if is_offline():
         raise LabError(f"{url}: must be asked, but HF_HUB_OFFLINE is set; unset it once")
-    failures = 0
-    while True:
+
+    def attempt() -> Any:
+        headers = {"User-Agent": USER_AGENT}
         try:
-            with requests.get(
-                url, headers={"User-Agent": USER_AGENT}, auth=bearer(token()), timeout=TIMEOUT_S
-            ) as answer:
+            with requests.get(url, headers=headers, auth=bearer(token()), timeout=TIMEOUT_S) as answer:
                 if answer.status_code == http.HTTPStatus.NOT_FOUND:
                     reason = answer.headers.get("X-Error-Code", "not found")
                     raise UserError(f"{url}: {reason}: there is no such dataset or revision")
@@ -137,15 +140,10 @@ def ask(url: str, progress: Progress) -> Any:
                 return answer.json()
         except requests.JSONDecodeError as error:
             raise LabError(f"{url}: not the answer of a hub: no JSON but {answer.text[:40]!r}") from error
-        except (RetryError, requests.RequestException) as error:
-            failures += 1
-            said = str(error) if isinstance(error, RetryError) else reason_of(error)
-            if failures >= ATTEMPTS:
-                raise LabError(f"{url}: {said} ({failures} times)") from error
-            asked = error.wait_s if isinstance(error, RetryError) else None
-            wait_s = min(asked if asked is not None else backoff_s(failures), LONGEST_WAIT_S)
-            progress.note(f"{said}; trying again in {wait_s:.0f} s")
-            time.sleep(wait_s)
+        except requests.RequestException as error:
+            raise broken(error, url) from error
+
+    return patiently(attempt, lambda: 0, url, progress)
 
 
 def read_listing(answer: Any, url: str) -> Listing:
@@ -178,8 +176,10 @@ def find(file: HubFile, cache_dir: Path) -> Path | None:
         check_hash(path, file.sha256, "delete it to download it again")
         return path
     blob = hub_cache() / f"datasets--{file.repo.replace('/', '--')}" / "blobs" / file.sha256
-    # That client does not look at what it stores.
-    return blob if blob.is_file() and sha256_of_file(blob) == file.sha256 else None
+    try:  # that client does not look at what it stores
+        return blob if blob.is_file() and sha256_of_file(blob) == file.sha256 else None
+    except OSError:
+        return None
 
 
 def find_or_fetch(file: HubFile, cache_dir: Path, progress: Progress) -> Path:

@@ -90,6 +90,7 @@ class Windows:
         return {"next_window": update * self.batch_size}
 
     def max_pieces(self, updates: int, micro_batches: int) -> int:
+        """The windows of a micro-batch; where one has a window less, padding takes its place."""
         return -(-self.batch_size // micro_batches)
 
     def manifest(self) -> dict[str, Any]:
@@ -138,7 +139,7 @@ class TokenBudget:
         cuts = self.budget // self.max_positions + 1
         num_epochs = (updates * self.budget - 1) // self.stream.size + 1
         if num_epochs > MOST_PLANNED:
-            return most_that_fit(np.diff(self.stream.offsets), self.budget) + 2 + cuts
+            return 2 * most_that_fit(np.diff(self.stream.offsets), self.budget) + 2 + cuts
         most = 0
         for epoch in range(num_epochs):
             _, ends = self._epoch(epoch)

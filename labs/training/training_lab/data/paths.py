@@ -19,7 +19,7 @@ TEXT_SUFFIXES = (
     ".js", ".mjs", ".jsx", ".ts", ".tsx", ".rb", ".php", ".pl", ".lua", ".jl", ".r", ".m", ".hs", ".ml", ".ex", ".erl",
     ".sh", ".bash", ".zsh", ".sql", ".html", ".htm", ".css", ".scss", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg",
 )  # fmt: skip
-RECORD_SUFFIXES = (".jsonl", ".parquet")
+RECORD_SUFFIXES = (".jsonl", ".parquet")  # as format_of calls them
 UNREADABLE = (".zip", ".bz2", ".xz", ".tar", ".tgz", ".7z", ".rar", ".lz4", ".pdf", ".docx", ".doc", ".odt", ".epub")
 
 
@@ -115,13 +115,19 @@ def check_is_readable(path: Path) -> None:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """The files of a folder and those inside it that are read; links to folders are not followed."""
+    """The files of a folder and those inside it that are read, but hidden ones, such as the lab's own cache; links to
+    folders are not followed."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"data.paths: {error.filename}: cannot be listed: {error.strerror}") from error
 
-    for place, _, names in os.walk(folder, onerror=refuse):
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(place) / name
-            if format_of(name).kind in (*TEXT_SUFFIXES, *RECORD_SUFFIXES) and path.is_file():
+            if (
+                not name.startswith(".")
+                and format_of(name).kind in (*TEXT_SUFFIXES, *RECORD_SUFFIXES)
+                and path.is_file()
+            ):
                 yield path

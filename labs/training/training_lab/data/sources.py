@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from training_lab.config import FINEWEB_REVISION, DataConfig
-from training_lab.data.documents import Document, Reading, Rejected, format_of, read_documents
+from training_lab.data.documents import Document, Reading, Rejected, format_of
 from training_lab.data.download import fetch_file
 from training_lab.data.fineweb import FINEWEB_FILES, FINEWEB_LICENCE, FINEWEB_REPO
 from training_lab.data.hub import (
@@ -29,6 +29,7 @@ from training_lab.data.hub import (
     list_files,
 )
 from training_lab.data.paths import find_files
+from training_lab.data.reading import read_documents
 from training_lab.data.synthetic import synthetic_document
 from training_lab.errors import LabError, UserError
 from training_lab.identity import sha256_of_file
@@ -147,7 +148,7 @@ def files_source(config: DataConfig, progress: Progress) -> Source:
 
 def shakespeare_source(config: DataConfig, progress: Progress) -> Source:
     """Tiny Shakespeare, downloaded once and checked against its hash each time."""
-    path = Path(config.cache_dir) / "downloads" / SHAKESPEARE_SHA256 / "tinyshakespeare.txt"
+    path = config.cache_path / "downloads" / SHAKESPEARE_SHA256 / "tinyshakespeare.txt"
 
     def locate() -> Path:
         if path.exists():
@@ -167,7 +168,7 @@ def shakespeare_source(config: DataConfig, progress: Progress) -> Source:
 
 def fineweb_source(config: DataConfig, progress: Progress) -> Source:
     """Files of FineWeb at one commit; those of the pinned one are known, and nobody is asked."""
-    cache_dir, revision = Path(config.cache_dir), config.fineweb_revision
+    cache_dir, revision = config.cache_path, config.fineweb_revision
     if revision == FINEWEB_REVISION:
         listing = Listing(revision, FINEWEB_FILES)
     else:

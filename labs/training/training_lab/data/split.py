@@ -10,17 +10,35 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
+from collections.abc import Iterator
 
 import numpy as np
 
 SPLIT_RULE = "content-hash-v1"
+PIECE_CHARACTERS = 1 << 20
 
 
 def content_hash(text: str) -> bytes:
     """SHA-256 of the NFC text with white space collapsed: the same for texts that differ in nothing else."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
-    return hashlib.sha256(" ".join(text.split()).encode("utf-8")).digest()
+    digest = hashlib.sha256()
+    for begin, words in enumerate(words_in_pieces(text)):
+        digest.update((f" {words}" if begin else words).encode("utf-8"))
+    return digest.digest()
+
+
+def words_in_pieces(text: str) -> Iterator[str]:
+    """The words of a text with single spaces between them, in pieces: all words of a very long one are too many."""
+    begin = 0
+    while begin < len(text):
+        end = begin + PIECE_CHARACTERS
+        while end < len(text) and not text[end].isspace():
+            end += 1
+        words = " ".join(text[begin:end].split())
+        if words:
+            yield words
+        begin = end
 
 
 def split_positions(hashes: np.ndarray, salt: str) -> np.ndarray:

@@ -18,6 +18,7 @@ from training_lab.data.stream import Streams, TokenStream
 from training_lab.progress import Progress
 from training_lab.seeds import splitmix64
 
+STATS_SCHEMA = "data-stats-v1"
 QUANTILES = (0, 5, 25, 50, 75, 90, 95, 99, 99.9, 100)
 LEAK_WINDOW = 50
 LEAK_SAMPLED = 64
@@ -32,9 +33,10 @@ def data_stats(
     streams: Streams,
     layout: Layout,
     manifest: dict[str, Any],
+    updates: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """All figures of a dataset, from its verified parts."""
+    """All figures of a dataset, from its verified parts; those of pieces from the first `updates` updates."""
     made = cache.manifest
     return {
         "data_identity": manifest["identity"],
@@ -60,7 +62,7 @@ def data_stats(
             "leaks": leaks(streams, progress),
         },
         "packing": packing_stats(layout) if isinstance(layout, Packs) else None,
-        "pieces": piece_stats(layout),
+        "pieces": piece_stats(layout, updates),
     }
 
 
@@ -195,11 +197,11 @@ def pack_tokens(packing: Packing) -> np.ndarray:
     return np.diff(ends, prepend=0)
 
 
-def piece_stats(layout: Layout) -> dict[str, Any]:
+def piece_stats(layout: Layout, updates: int) -> dict[str, Any]:
     """The pieces of the first updates: what attention costs is decided by the sum of their squared lengths."""
-    lengths = np.concatenate([layout.pieces_of_update(update).lengths for update in range(1, MOST_UPDATES + 1)])
+    lengths = np.concatenate([layout.pieces_of_update(update).lengths for update in range(1, updates + 1)])
     return {
-        "definition": f"the pieces of the first {MOST_UPDATES} updates of the sequence",
+        "definition": f"the pieces of the first {updates} updates of the sequence",
         "pieces": len(lengths),
         "input_tokens": int(lengths.sum()),
         "sum_of_squared_lengths": int((lengths**2).sum()),

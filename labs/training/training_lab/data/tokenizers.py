@@ -54,7 +54,7 @@ class ByteTokenizer:
     vocab_size = 256
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64) for text in texts]
+        return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8) for text in texts]
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token])
