@@ -95,8 +95,10 @@ def test_inspect_changes_nothing_and_control_characters_in_a_text_do_nothing_to_
 
 def test_a_window_over_very_many_documents_is_shown_with_every_end_of_text() -> None:
     Path("a.txt").write_text("".join(f"{number}\n\n" for number in range(9000)))
-    settings = ["data.source=files", 'data.paths=["a.txt"]', "data.documents=paragraph", "data.tokenizer=gpt2",
-                "batch.layout=windows", "batch.block_size=4096", "batch.batch_size=1", "model.max_positions=4096"]  # fmt: skip
+    settings = [
+        "data.source=files", 'data.paths=["a.txt"]', "data.documents=paragraph", "data.tokenizer=gpt2",
+        "batch.layout=windows", "batch.block_size=4096", "batch.batch_size=1", "model.max_positions=4096",
+    ]  # fmt: skip
     code, out, _ = data("inspect", "--rows", "1", "--characters", "1000000", settings=settings)
     assert code == 0
     assert out.count("<|endoftext|>") > 1000

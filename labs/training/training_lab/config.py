@@ -11,7 +11,6 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Callable, Literal, NamedTuple
 
 FINEWEB_REVISION = "9bb295ddab0e05d785b879661af7260fed5140fc"
@@ -100,11 +99,6 @@ class DataConfig:
     """Seed of the order in which the training text is read."""
     cache_dir: str = ".cache"
     """Where downloads and tokens are kept. Says where, not what: no part of the config's identity."""
-
-    @property
-    def cache_path(self) -> Path:
-        """`cache_dir` as a path; ~ is the home folder."""
-        return Path(self.cache_dir).expanduser()
 
     def problems(self) -> Iterator[Problem]:
         if self.source == "files" and not all(self.paths or [""]):

@@ -37,7 +37,7 @@ from training_lab.data.documents import Document, Rejected, changed, format_of
 from training_lab.data.journal import Tally, journal_line, resume
 from training_lab.data.lock import waiting_lock
 from training_lab.data.parquet import num_rows
-from training_lab.data.sources import Source
+from training_lab.data.sources import Source, cache_path
 from training_lab.data.split import content_hash
 from training_lab.data.tokenizers import CharTokenizer, FastGpt2Tokenizer, Tokenizer, fingerprint, make_tokenizer
 from training_lab.errors import LabError, UserError
@@ -116,7 +116,7 @@ def find_or_build(source: Source, config: DataConfig, progress: Progress, option
     """
     made_from = cache_identity(source, config)
     identity = identity_of(made_from)
-    folder = config.cache_path / "tokens" / identity[:16]
+    folder = cache_path(config) / "tokens" / identity[:16]
     if not folder.exists() and not options.may_build:
         raise UserError(
             f"{folder}: there is no token cache of these files as they are now: they have changed since, or were never "

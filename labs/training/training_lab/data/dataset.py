@@ -15,7 +15,7 @@ from training_lab.data.batches import UpdateData, make_batch, make_update_data
 from training_lab.data.build import BuildOptions, find_or_build
 from training_lab.data.cache import TokenCache
 from training_lab.data.layout import MOST_PLANNED, Layout, Pieces, make_layout, plan_identity
-from training_lab.data.sources import Source, find_source
+from training_lab.data.sources import Source, cache_path, find_source
 from training_lab.data.split import SPLIT_RULE
 from training_lab.data.stats import MOST_UPDATES, STATS_SCHEMA, data_stats
 from training_lab.data.stream import Streams, TokenStream, split_cache
@@ -85,7 +85,7 @@ class Dataset:
         """Where what was computed of these data is kept."""
         batch = {**dataclasses.asdict(self.config.batch), "micro_batches": None}
         made_from = [STATS_SCHEMA, self.manifest, batch, measured_updates(self.config, self.train)]
-        return self.config.data.cache_path / "datasets" / identity_of(made_from)[:16]
+        return cache_path(self.config.data) / "datasets" / identity_of(made_from)[:16]
 
     def stats(self, progress: Progress) -> dict[str, Any]:
         """The content of `data-stats.json`: computed once, then kept beside the cache."""

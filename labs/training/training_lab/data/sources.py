@@ -109,6 +109,11 @@ def find_source(config: DataConfig, progress: Progress) -> Source:
     return find[config.source](config, progress)
 
 
+def cache_path(config: DataConfig) -> Path:
+    """Where downloads and tokens are kept; ~ is the home folder."""
+    return Path(config.cache_dir).expanduser()
+
+
 def reading_of(config: DataConfig) -> Reading:
     return Reading(config.documents, config.text_field, config.invalid_text)
 
@@ -148,7 +153,7 @@ def files_source(config: DataConfig, progress: Progress) -> Source:
 
 def shakespeare_source(config: DataConfig, progress: Progress) -> Source:
     """Tiny Shakespeare, downloaded once and checked against its hash each time."""
-    path = config.cache_path / "downloads" / SHAKESPEARE_SHA256 / "tinyshakespeare.txt"
+    path = cache_path(config) / "downloads" / SHAKESPEARE_SHA256 / "tinyshakespeare.txt"
 
     def locate() -> Path:
         if path.exists():
@@ -168,7 +173,7 @@ def shakespeare_source(config: DataConfig, progress: Progress) -> Source:
 
 def fineweb_source(config: DataConfig, progress: Progress) -> Source:
     """Files of FineWeb at one commit; those of the pinned one are known, and nobody is asked."""
-    cache_dir, revision = config.cache_path, config.fineweb_revision
+    cache_dir, revision = cache_path(config), config.fineweb_revision
     if revision == FINEWEB_REVISION:
         listing = Listing(revision, FINEWEB_FILES)
     else:
