@@ -159,31 +159,9 @@ def build(
         check_written(aside, tally, tokenizer)
         if tally.is_full or config.max_documents:
             check_unchanged(source)
-        if not tally.documents and tally.is_full:
-            raise UserError(f"data.max_tokens: {config.max_tokens} is less than the first document has; raise it")
-        if not tally.documents:
-            why = ", ".join(f"{count:,} {reason}" for reason, count in tally.rejected.items()) or "there is none"
-            raise UserError(f"data: the source {config.source} gives no document ({why}); give text")
-        manifest = {
-            "made_from": made_from,
-            "tokenizer": tokenizer.manifest(),
-            "dtype": token_dtype(tokenizer.vocab_size).str,
-            "documents": tally.documents,
-            "tokens": tally.tokens,
-            "text_bytes": tally.text_bytes,
-            "rejected": {"counts": tally.rejected, "examples": tally.rejected_examples},
-            "token_count_column": {
-                "checked": tally.counts_checked,
-                "mismatches": tally.counts_wrong,
-                "examples": tally.counts_examples,
-            },
-            "files": {
-                name: {"bytes": (aside / name).stat().st_size, "sha256": sha256_of_file(aside / name)}
-                for name in (TOKENS, DOCUMENTS)
-            },
-        }
+        refuse_nothing(tally, config)
         try:
-            write_sealed(aside / CACHE_MANIFEST, manifest)
+            write_sealed(aside / CACHE_MANIFEST, cache_manifest(aside, tally, tokenizer, made_from))
         except LabError as error:
             raise UserError(str(error)) from error
         for path in aside.iterdir():
@@ -194,6 +172,37 @@ def build(
     except (UserError, OSError):  # other text is another cache, and a full disk wants its space back
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def refuse_nothing(tally: Tally, config: DataConfig) -> None:
+    """Raises UserError if no document is left, with the reason."""
+    if not tally.documents and tally.is_full:
+        raise UserError(f"data.max_tokens: {config.max_tokens} is less than the first document has; raise it")
+    if not tally.documents:
+        why = ", ".join(f"{number:,} {reason}" for reason, number in tally.rejected.items()) or "there is none"
+        raise UserError(f"data: the source {config.source} gives no document ({why}); give text")
+
+
+def cache_manifest(aside: Path, tally: Tally, tokenizer: Tokenizer, made_from: dict[str, Any]) -> dict[str, Any]:
+    """What a cache says of itself."""
+    return {
+        "made_from": made_from,
+        "tokenizer": tokenizer.manifest(),
+        "dtype": token_dtype(tokenizer.vocab_size).str,
+        "documents": tally.documents,
+        "tokens": tally.tokens,
+        "text_bytes": tally.text_bytes,
+        "rejected": {"counts": tally.rejected, "examples": tally.rejected_examples},
+        "token_count_column": {
+            "checked": tally.counts_checked,
+            "mismatches": tally.counts_wrong,
+            "examples": tally.counts_examples,
+        },
+        "files": {
+            name: {"bytes": (aside / name).stat().st_size, "sha256": sha256_of_file(aside / name)}
+            for name in (TOKENS, DOCUMENTS)
+        },
+    }
 
 
 def check_written(aside: Path, tally: Tally, tokenizer: Tokenizer) -> None:
