@@ -57,8 +57,8 @@ def test_the_fineweb_of_corrected_is_the_pinned_file_and_asks_nobody() -> None:
 
 
 SMALL = [
-    "data.tokenizer=gpt2", "data.synthetic_documents=24", "batch.layout=packs", "batch.packs=6",
-    "batch.micro_batches=4", "model.max_positions=48", "train.updates=8", "checkpoint.every=2", "eval.every=4",
+    "data.tokenizer=gpt2", "data.synthetic_documents=24", "batch.layout=packs", "batch.packs=40",
+    "batch.micro_batches=6", "model.max_positions=48", "train.updates=8", "checkpoint.every=2", "eval.every=4",
     "schedule.warmup_updates=1",
 ]  # fmt: skip
 
@@ -80,4 +80,4 @@ def test_a_run_over_several_epochs_of_packs_stopped_twice_equals_one_that_never_
     manifest = json.loads((folder / "data-manifest.json").read_text("utf-8"))
     assert manifest["plan"]["layout"] == "packs-v1"
     stats = json.loads((folder / "data-stats.json").read_text("utf-8"))
-    assert 6 < stats["packing"]["packs"] < 5 * 6, "an epoch ends before the second stop"
+    assert 40 < stats["packing"]["packs"] < 5 * 40, "an epoch ends before the second stop"
