@@ -27,6 +27,10 @@ from training_lab.data.tokenizers import Gpt2Tokenizer
 LARGE = (".parquet", ".bin")
 """Suffixes of the files that are kept in Git LFS, and so have a SHA-256 in the listing."""
 
+NAME = "sample/10BT/014_00000.parquet"
+CONTENT = b"PAR1" + bytes(range(256)) * 40 + b"PAR1"
+"""A file that a test hub has, and its content where nobody parses it."""
+
 
 @dataclass(frozen=True)
 class Fault:
