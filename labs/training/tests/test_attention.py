@@ -7,13 +7,19 @@ import itertools
 import pytest
 import torch
 
-from training_lab.attention import Group, equal_length_groups, piecewise_attention
+from training_lab.attention import Group, SdpaAttention, equal_length_groups
 
 LENGTHS = [[1], [2, 2, 2], [1, 1, 1], [63, 64, 65], [5, 5, 1, 7, 7, 7, 5], [127, 129], [300]]
 
 
 def cu_seqlens_of(lengths: list[int]) -> tuple[int, ...]:
     return tuple(itertools.accumulate(lengths, initial=0))
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    backend = SdpaAttention()
+    mixed: torch.Tensor = backend.attend(q, k, v, backend.prepare(cu_seqlens_of(lengths), q.device), 0.0)
+    return mixed
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int]) -> torch.Tensor:
@@ -31,7 +37,7 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[i
 def test_values_and_gradients_equal_the_reference(lengths: list[int], dtype: torch.dtype, tolerance: float) -> None:
     q, k, v = (torch.randn(sum(lengths), 2, 16, dtype=dtype, requires_grad=True) for _ in range(3))
     weights = torch.randn(sum(lengths), 2, 16, dtype=dtype)
-    found = piecewise_attention(q, k, v, equal_length_groups(cu_seqlens_of(lengths)))
+    found = attend(q, k, v, lengths)
     expected = reference(q, k, v, lengths)
     assert (found - expected).abs().max() < tolerance
     gradients = torch.autograd.grad((found * weights).sum(), (q, k, v))
@@ -43,10 +49,10 @@ def test_values_and_gradients_equal_the_reference(lengths: list[int], dtype: tor
 def test_a_piece_alone_gives_the_same_bits_as_among_others() -> None:
     lengths = [20, 33, 33, 7]
     q, k, v = (torch.randn(sum(lengths), 2, 16) for _ in range(3))
-    together = piecewise_attention(q, k, v, equal_length_groups(cu_seqlens_of(lengths)))
+    together = attend(q, k, v, lengths)
     for start, length in zip(cu_seqlens_of(lengths), lengths, strict=False):
         piece = slice(start, start + length)
-        alone = piecewise_attention(q[piece], k[piece], v[piece], [Group(1, length)])
+        alone = attend(q[piece], k[piece], v[piece], [length])
         assert torch.equal(together[piece], alone)
 
 

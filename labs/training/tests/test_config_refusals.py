@@ -206,6 +206,8 @@ RANGES: dict[str, tuple[list[object], list[object]]] = {
     "data.synthetic_documents": ([2, 10**12], [-1, 0, 1]),
     "data.val_fraction": ([5e-324, 0.5, 0.9999999999999999], [-1, 0, 1, 1e300]),
     "data.order_seed": ([0, 2**63 - 1], [-1]),
+    "loss.label_smoothing": ([0, 0.5, 0.9999999999999999], [-1, 1, 1e300]),
+    "loss.z_loss": ([0, 1e308], [-1]),
     "model.num_layers": ([1, 10**4], [-1, 0, 10**4 + 1]),
     "model.d_model": ([4, 2**20], [-1, 0, 2**20 + 4]),
     "model.num_heads": ([1, 256], [-1, 0, 2**20 + 1]),

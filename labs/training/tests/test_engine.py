@@ -24,7 +24,7 @@ from training_lab.data.layout import Pieces
 from training_lab.engine import NonFiniteError, Trainer, make_trainer, train_update
 from training_lab.errors import LabError
 from training_lab.evaluate import evaluate
-from training_lab.loss import chunked_loss
+from training_lab.loss import ChunkedLoss
 from training_lab.precision import choose_hardware
 from training_lab.randomness import global_streams, restore_global_streams
 from training_lab.record import RunFolder
@@ -68,7 +68,7 @@ def test_evaluating_and_sampling_change_nothing() -> None:
     restore_global_streams(streams, watched.hardware.device)
     for expected in alone_rows:
         before = torch.get_rng_state()
-        evaluate(watched.model, watched.dataset.validation, watched.hardware, 128)
+        evaluate(watched.model, watched.head_loss, watched.dataset.validation, watched.hardware, 128)
         list(sample_tokens(watched.model, watched.hardware, [65], num_tokens=3, temperature=1.0, top_k=5, seed=0))
         watched.model.train()
         assert torch.equal(torch.get_rng_state(), before)
@@ -225,9 +225,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(monkeypatch: pytest.Mon
 
     def break_third(*arguments: Any) -> torch.Tensor:
         calls.append(1)
-        return chunked_loss(*arguments) * (math.nan if len(calls) == 3 else 1.0)
+        return ChunkedLoss()(*arguments) * (math.nan if len(calls) == 3 else 1.0)
 
-    monkeypatch.setattr(engine, "chunked_loss", break_third)
+    monkeypatch.setattr(trainer, "head_loss", break_third)
     with pytest.raises(NonFiniteError, match="update 2: not finite in micro-batch 3 of 4") as caught:
         train_update(trainer)
     facts = caught.value.facts

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training_lab.data.batches import IGNORED
-from training_lab.loss import CHUNK_TOKENS, chunked_loss, reference_loss
+from training_lab.loss import CHUNK_TOKENS, ChunkedLoss, reference_loss
 
 SIZES = [1, 7, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 2 * CHUNK_TOKENS + 300]
 
@@ -27,7 +27,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("num_tokens", SIZES)
 def test_value_and_gradients_equal_the_reference(num_tokens: int, vocab_size: int) -> None:
     hidden, head, labels = make_problem(num_tokens, vocab_size)
-    found, expected = chunked_loss(hidden, head, labels), reference_loss(hidden.double(), head.double(), labels)
+    found, expected = ChunkedLoss()(hidden, head, labels), reference_loss(hidden.double(), head.double(), labels)
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
     gradients = torch.autograd.grad(found / 3, (hidden, head))
     expected_gradients = torch.autograd.grad(expected / 3, (hidden, head))
@@ -37,7 +37,7 @@ def test_value_and_gradients_equal_the_reference(num_tokens: int, vocab_size: in
 
 def test_the_vocabulary_of_gpt2() -> None:
     hidden, head, labels = make_problem(64, 50257)
-    found, expected = chunked_loss(hidden, head, labels), reference_loss(hidden, head, labels)
+    found, expected = ChunkedLoss()(hidden, head, labels), reference_loss(hidden, head, labels)
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
     (gradient,) = torch.autograd.grad(found, head)
     (wanted,) = torch.autograd.grad(expected, head)
@@ -47,13 +47,13 @@ def test_the_vocabulary_of_gpt2() -> None:
 def test_without_gradients_it_is_the_same_number() -> None:
     hidden, head, labels = make_problem(CHUNK_TOKENS + 100, 257)
     with torch.inference_mode():
-        measured = chunked_loss(hidden, head, labels).item()
-    assert measured == pytest.approx(chunked_loss(hidden, head, labels).item(), rel=1e-6)
+        measured = ChunkedLoss()(hidden, head, labels).item()
+    assert measured == pytest.approx(ChunkedLoss()(hidden, head, labels).item(), rel=1e-6)
 
 
 def test_positions_without_a_label_contribute_nothing_even_when_there_are_no_others() -> None:
     hidden, head, labels = make_problem(50, 65)
-    loss = chunked_loss(hidden, head, torch.full_like(labels, IGNORED))
+    loss = ChunkedLoss()(hidden, head, torch.full_like(labels, IGNORED))
     loss.backward()
     assert loss.item() == 0
     assert hidden.grad is not None
@@ -62,8 +62,15 @@ def test_positions_without_a_label_contribute_nothing_even_when_there_are_no_oth
     assert head.grad.abs().max() == 0
 
 
-def test_the_head_is_fp32_under_autocast() -> None:
+def test_under_autocast_the_products_are_in_its_type_and_all_else_is_fp32() -> None:
     hidden, head, labels = make_problem(200, 257)
-    plain = chunked_loss(hidden, head, labels).item()
     with torch.autocast("cpu", torch.bfloat16):
-        assert chunked_loss(hidden, head, labels).item() == plain
+        found = ChunkedLoss()(hidden, head, labels)
+        expected = reference_loss(hidden, head, labels)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    gradients = torch.autograd.grad(found, (hidden, head))
+    expected_gradients = torch.autograd.grad(expected, (hidden, head))
+    for gradient, wanted in zip(gradients, expected_gradients, strict=True):
+        assert gradient.dtype == torch.float32
+        assert relative_error(gradient, wanted) < 0.01

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training_lab.config import ModelConfig
-from training_lab.loss import chunked_loss
+from training_lab.loss import ChunkedLoss
 from training_lab.model import Decoder, count_parameters, expected_initial_loss, initialise
 
 CORRECTED = ModelConfig(num_layers=12, d_model=768, num_heads=12, max_positions=4096)
@@ -30,7 +30,7 @@ def test_its_loss_on_random_tokens_before_training_is_the_expected_one() -> None
     tokens, labels = (torch.randint(0, 50257, (512,)) for _ in range(2))
     with torch.no_grad():
         hidden = model(tokens, torch.arange(512), (0, 512))
-        loss = chunked_loss(hidden, model.head_Vd, labels).item() / 512
+        loss = ChunkedLoss()(hidden, model.head_Vd, labels).item() / 512
     assert expected_initial_loss(50257, 768) == pytest.approx(10.98, abs=0.005)
     assert loss == pytest.approx(10.98, abs=0.03)
 

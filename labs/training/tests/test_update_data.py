@@ -24,7 +24,7 @@ from training_lab.data.layout import Layout, Packs, Pieces, TokenBudget, Windows
 from training_lab.data.reading_ahead import ReadingAhead
 from training_lab.data.stream import EndOfText
 from training_lab.data.tokenizers import GPT2_END_OF_TEXT
-from training_lab.loss import chunked_loss
+from training_lab.loss import ChunkedLoss
 from training_lab.model import Decoder, initialise
 
 UPDATES = 12
@@ -277,7 +277,7 @@ def loss_and_gradient(batches: list[Batch], num_targets: int) -> tuple[float, li
     total = 0.0
     for batch in batches:
         hidden_Td = model(batch.tokens_T, batch.positions_T, batch.cu_seqlens)
-        loss = chunked_loss(hidden_Td, model.head_Vd, batch.labels_T) / num_targets
+        loss = ChunkedLoss()(hidden_Td, model.head_Vd, batch.labels_T) / num_targets
         loss.backward()
         total += loss.item()
     return total, [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

@@ -278,6 +278,30 @@ class PrecisionConfig:
 
 
 @dataclass(frozen=True)
+class KernelsConfig:
+    """Which kernels compute. All compute the same mathematics; another one changes the last bits."""
+
+    attention: Literal["auto", "auto_flex", "flash", "flex", "sdpa"] = "auto"
+    """`flash`: variable-length FlashAttention (CUDA, BF16 or FP16). `flex`: FlexAttention (CUDA). `sdpa`: piece by
+    piece, anywhere. `auto`: the first of them that works. `auto_flex`: flex where it works, else sdpa."""
+    loss: Literal["auto", "liger", "chunked", "reference"] = "auto"
+    """LM head and cross-entropy. `liger`: Liger's fused kernel (CUDA). `chunked`: never more than some rows of logits,
+    of an aligned width, anywhere. `reference`: all logits at once. `auto`: liger on CUDA if installed, else chunked."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile for the model in training. `auto`: on CUDA, and if it fails without it. `on`: or fail."""
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """What is minimised besides the cross-entropy. Validation always measures the cross-entropy alone."""
+
+    label_smoothing: float = setting(0.0, at_least=0.0, below=1.0)
+    """Share of each target's probability that is spread evenly over the vocabulary."""
+    z_loss: float = setting(0.0, at_least=0.0)
+    """Weight of (log Σ exp logits)², which keeps logits from drifting; 1e-4 is usual."""
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How long, from which random start, and where."""
 
@@ -339,7 +363,9 @@ class Config:
     batch: BatchConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
+    loss: LossConfig
     precision: PrecisionConfig
+    kernels: KernelsConfig
     train: TrainConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig
@@ -418,7 +444,9 @@ def sections() -> dict[str, type]:
         "batch": BatchConfig,
         "optimizer": OptimizerConfig,
         "schedule": ScheduleConfig,
+        "loss": LossConfig,
         "precision": PrecisionConfig,
+        "kernels": KernelsConfig,
         "train": TrainConfig,
         "eval": EvalConfig,
         "checkpoint": CheckpointConfig,

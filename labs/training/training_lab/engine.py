@@ -22,7 +22,8 @@ from training_lab.data.layout import Pieces
 from training_lab.data.reading_ahead import ReadingAhead
 from training_lab.errors import LabError, UserError
 from training_lab.evaluate import evaluate
-from training_lab.loss import chunked_loss
+from training_lab.kernels import Kernels, choose_kernels, compile_body
+from training_lab.loss import HeadLoss, Objective, make_head_loss
 from training_lab.model import Decoder, expected_initial_loss, initialise, is_plausible
 from training_lab.optim import make_optimizers, restore_optimizer, set_rates
 from training_lab.precision import Hardware
@@ -61,8 +62,11 @@ class Trainer:
 
     config: Config
     hardware: Hardware
+    kernels: Kernels
     dataset: Dataset
     model: Decoder
+    head_loss: HeadLoss
+    objective: Objective
     optimizers: list[torch.optim.Optimizer]
     scaler: torch.amp.GradScaler
     progress: Progress
@@ -98,12 +102,45 @@ class Trainer:
 
 def make_trainer(config: Config, hardware: Hardware, dataset: Dataset) -> Trainer:
     """The state before the first update: the same for the same config, whatever the process did before."""
-    model = Decoder(config.model, dataset.tokenizer.vocab_size)
+    kernels = choose_kernels(config, hardware)
+    model = Decoder(config.model, dataset.tokenizer.vocab_size, kernels.attention)
     initialise(model, config.train.seed)
     model.to(hardware.device).train()
     seed_global_streams(config.train.seed)
     optimizers = make_optimizers(model, config.optimizer)
-    return Trainer(config, hardware, dataset, model, optimizers, hardware.make_scaler(), Progress())
+    return Trainer(
+        config,
+        hardware,
+        kernels,
+        dataset,
+        model,
+        make_head_loss(kernels.loss),
+        Objective(config.loss.label_smoothing, config.loss.z_loss),
+        optimizers,
+        hardware.make_scaler(),
+        Progress(),
+    )
+
+
+def compile_trainer(trainer: Trainer, warn: Callable[[str], None]) -> dict[str, Any]:
+    """Compiles the model if that was chosen, and returns what the record says. No batch is consumed, and no random
+    number: it is tried on the next update's first micro-batch, which is read again when its turn comes."""
+    if not trainer.kernels.compile:
+        return {"compile_state": "off"}
+    update = min(trainer.progress.update + 1, trainer.config.train.updates)
+    data = trainer.dataset.update_data(update)
+    device = trainer.hardware.device
+
+    def try_update() -> None:
+        streams = global_streams(device)
+        try:
+            forward_backward(trainer, data.micro_batches[0].to(device), max(1, data.num_target_tokens))
+            trainer.hardware.synchronise()
+        finally:
+            trainer.model.zero_grad(set_to_none=True)
+            restore_global_streams(streams, device)
+
+    return compile_body(trainer.model, try_update, trainer.config.kernels.compile == "on", warn)
 
 
 def check_shapes(model: Decoder, saved: dict[str, torch.Tensor]) -> None:
@@ -211,7 +248,8 @@ def forward_backward(trainer: Trainer, micro_batch: Batch, num_targets: int) -> 
         return torch.zeros(())
     with trainer.hardware.autocast():
         hidden_Td = trainer.model(micro_batch.tokens_T, micro_batch.positions_T, micro_batch.cu_seqlens)
-        loss = chunked_loss(hidden_Td, trainer.model.head_Vd, micro_batch.labels_T) / num_targets
+        summed = trainer.head_loss(hidden_Td, trainer.model.head_Vd, micro_batch.labels_T, trainer.objective)
+        loss = summed / num_targets
     trainer.scaler.scale(loss).backward()
     return loss.detach()
 
@@ -262,7 +300,8 @@ def measure(trainer: Trainer, recorder: Recorder) -> None:
     progress, config = trainer.progress, trainer.config
     if progress.evaluated_update == progress.update:
         return
-    result = evaluate(trainer.model, trainer.dataset.validation, trainer.hardware, config.eval.batch_tokens)
+    validation, batch_tokens = trainer.dataset.validation, config.eval.batch_tokens
+    result = evaluate(trainer.model, trainer.head_loss, validation, trainer.hardware, batch_tokens)
     progress.evaluated_update, progress.val_loss = progress.update, result.loss
     if result.loss < progress.best_val_loss:
         progress.best_update, progress.best_val_loss = progress.update, result.loss

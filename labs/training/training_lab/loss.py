@@ -1,36 +1,203 @@
 """LM head and cross-entropy in one: the sum of −log p over the positions that have a label, in nats.
 
 Always a sum, never a mean: the one who calls divides by the number of target tokens of the whole update, so that
-neither micro-batches nor their unequal sizes change anything. The head runs in FP32, also under autocast.
+neither micro-batches nor their unequal sizes change anything. Label smoothing and z-loss are sums over the same
+positions. The matrix products are in the type of autocast, everything after them in FP32.
 
-Shapes: T positions, d the width, V the vocabulary.
+Three kernels of one mathematics: `reference` by the textbook, `chunked` with never more than CHUNK_TOKENS rows of
+logits, and `liger`, Liger's Triton kernel for CUDA.
+
+Shapes: T positions, C positions of a chunk, d the width, V the vocabulary, W the vocabulary made a multiple of ALIGNED.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, Protocol
+
 import torch
 import torch.nn.functional as F
-from torch.nn import LinearCrossEntropyOptions
 
 from training_lab.data.batches import IGNORED
 
 CHUNK_TOKENS = 1024
 """Rows of logits that exist at one time; 1,024 was the fastest of 256 to 4,096 at 50,257 columns on a CPU."""
 
+CHUNK_TOKENS_GPU = 4096
+"""The same on a GPU, which is not filled by less."""
 
-def chunked_loss(hidden_Td: torch.Tensor, head_Vd: torch.Tensor, labels_T: torch.Tensor) -> torch.Tensor:
-    """The loss with never more than CHUNK_TOKENS rows of logits; gradients are formed in the same pass."""
-    with torch.autocast(hidden_Td.device.type, enabled=False):
-        hidden_Td = hidden_Td.float()
-        if torch.is_grad_enabled():
-            options = LinearCrossEntropyOptions(batch_chunk_size=CHUNK_TOKENS, acc_policy="compact")
-            return F.linear_cross_entropy(
-                hidden_Td, head_Vd, labels_T, reduction="sum", ignore_index=IGNORED, options=options
-            )
-        chunks = zip(hidden_Td.split(CHUNK_TOKENS), labels_T.split(CHUNK_TOKENS), strict=True)
-        return torch.stack([reference_loss(hidden, head_Vd, labels) for hidden, labels in chunks]).sum()
+ALIGNED = 64
+"""Matrix products are slow where rows of logits are no multiple of this many values."""
 
 
-def reference_loss(hidden_Td: torch.Tensor, head_Vd: torch.Tensor, labels_T: torch.Tensor) -> torch.Tensor:
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised, summed over the target tokens.
+
+    (1 − s)·−log p(label) + s·mean over the vocabulary of −log p + z·(log Σ exp logits)². The middle term is label
+    smoothing (Szegedy et al., 2016), the last z-loss (PaLM, Chowdhery et al., 2022).
+    """
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+
+CROSS_ENTROPY = Objective()
+"""−log p(label) alone: what validation measures, whatever training minimises."""
+
+
+class HeadLoss(Protocol):
+    """A kernel: hidden states [T, d], head [V, d] and labels [T] to a sum, a scalar that backward can start from."""
+
+    def __call__(
+        self, hidden_Td: torch.Tensor, head_Vd: torch.Tensor, labels_T: torch.Tensor, objective: Objective
+    ) -> torch.Tensor: ...
+
+
+def make_head_loss(kernel: str) -> HeadLoss:
+    """The kernel named `liger`, `chunked` or `reference`."""
+    if kernel == "chunked":
+        return ChunkedLoss()
+    return liger_loss if kernel == "liger" else reference_loss
+
+
+def reference_loss(
+    hidden_Td: torch.Tensor, head_Vd: torch.Tensor, labels_T: torch.Tensor, objective: Objective = CROSS_ENTROPY
+) -> torch.Tensor:
     """The loss by the textbook: all logits, then torch's cross-entropy."""
-    return F.cross_entropy(F.linear(hidden_Td, head_Vd), labels_T, reduction="sum", ignore_index=IGNORED)
+    logits_TV = F.linear(hidden_Td, head_Vd)
+    logits_TV = logits_TV.float() if logits_TV.dtype in (torch.bfloat16, torch.float16) else logits_TV
+    loss = F.cross_entropy(
+        logits_TV, labels_T, reduction="sum", ignore_index=IGNORED, label_smoothing=objective.label_smoothing
+    )
+    if objective.z_loss:
+        lse_T = logits_TV.logsumexp(-1)[labels_T != IGNORED]
+        loss = loss + objective.z_loss * lse_T.square().sum()
+    return loss
+
+
+class ChunkedLoss:
+    """The loss chunk by chunk, with the gradients formed in the same pass, so that no logits outlive their chunk.
+
+    The logits of a chunk and the aligned head are in buffers that live as long as the run: on a CPU fresh memory costs
+    as much as half of the matrix product that fills it.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def __call__(
+        self,
+        hidden_Td: torch.Tensor,
+        head_Vd: torch.Tensor,
+        labels_T: torch.Tensor,
+        objective: Objective = CROSS_ENTROPY,
+    ) -> torch.Tensor:
+        kind, (vocab_size, width) = hidden_Td.device.type, head_Vd.shape
+        compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden_Td.dtype
+        num_rows = min(CHUNK_TOKENS if kind == "cpu" else CHUNK_TOKENS_GPU, len(hidden_Td))
+        aligned = -(-vocab_size // ALIGNED) * ALIGNED
+        logits_CW = self._buffer("logits", num_rows, aligned, compute, head_Vd.device)
+        head_Wd = self._buffer("head", aligned, width, compute, head_Vd.device)
+        head_Wd[:vocab_size] = head_Vd.detach()
+        head_Wd[vocab_size:] = 0
+        loss: torch.Tensor = _Chunks.apply(hidden_Td, head_Vd, labels_T, head_Wd, logits_CW, objective)  # type: ignore[no-untyped-call]
+        return loss
+
+    def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory that is kept for the next call; its content is what the last one left."""
+        held = self._buffers.get(name)
+        if held is None or held.dtype != dtype or held.device != device or held.numel() < rows * columns:
+            with torch.inference_mode(False):  # one made in evaluation could not be used in training
+                held = self._buffers[name] = torch.empty(rows * columns, dtype=dtype, device=device)
+        return held[: rows * columns].view(rows, columns)
+
+
+class _Chunks(torch.autograd.Function):
+    """The gradients with respect to a sum of 1 are made in `forward`; `backward` multiplies them by what comes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_Td: torch.Tensor,
+        head_Vd: torch.Tensor,
+        labels_T: torch.Tensor,
+        head_Wd: torch.Tensor,
+        logits_CW: torch.Tensor,
+        objective: Objective,
+    ) -> torch.Tensor:
+        compute, vocab_size = logits_CW.dtype, len(head_Vd)
+        exact = torch.promote_types(compute, torch.float32)
+        grad_hidden_Td = torch.empty_like(hidden_Td, dtype=compute) if ctx.needs_input_grad[0] else None
+        grad_head_Wd = torch.zeros_like(head_Wd, dtype=exact) if ctx.needs_input_grad[1] else None
+        sums = []
+        for first in range(0, len(hidden_Td), len(logits_CW)):
+            part = slice(first, first + len(logits_CW))
+            hidden_Cd, labels_C = hidden_Td[part].to(compute), labels_T[part]
+            products_CW = torch.mm(hidden_Cd, head_Wd.t(), out=logits_CW[: len(hidden_Cd)])
+            scores_CW = products_CW.to(exact)
+            sums.append(_loss_to_gradient(scores_CW, labels_C, vocab_size, objective))
+            gradient_CW = scores_CW.to(compute)
+            if grad_hidden_Td is not None:
+                torch.mm(gradient_CW, head_Wd, out=grad_hidden_Td[part])
+            if grad_head_Wd is not None and compute == exact:
+                grad_head_Wd.addmm_(gradient_CW.t(), hidden_Cd)
+            elif grad_head_Wd is not None:
+                grad_head_Wd += gradient_CW.t() @ hidden_Cd
+        ctx.gradients = grad_hidden_Td, None if grad_head_Wd is None else grad_head_Wd[:vocab_size]
+        return torch.stack(sums).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden_Td, head_Vd = ctx.gradients
+        del ctx.gradients  # a second backward would multiply them again
+        grad_hidden_Td = None if hidden_Td is None else hidden_Td.mul_(grad_loss)
+        grad_head_Vd = None if head_Vd is None else head_Vd.mul_(grad_loss)
+        return grad_hidden_Td, grad_head_Vd, None, None, None, None
+
+
+def _loss_to_gradient(
+    logits_CW: torch.Tensor, labels_C: torch.Tensor, vocab_size: int, objective: Objective
+) -> torch.Tensor:
+    """The sum of a chunk's losses; the logits are overwritten by its gradient with respect to them."""
+    smoothing, z = objective.label_smoothing, objective.z_loss
+    has_label_C = labels_C != IGNORED
+    is_whole = labels_C.is_cpu and bool(has_label_C.all())  # to ask a GPU would be to wait for it
+    labels_C1 = labels_C.clamp(min=0).unsqueeze(1)
+    label_logits_C = logits_CW.gather(1, labels_C1).squeeze(1)
+    mean_logits_C = logits_CW[:, :vocab_size].mean(1) if smoothing else torch.zeros_like(label_logits_C)
+    logits_CW[:, vocab_size:] = -torch.inf
+    top_C = logits_CW.amax(1)
+    torch.softmax(logits_CW, 1, out=logits_CW)
+    # The largest probability is exp(top - log sum exp), at least 1/V: its logarithm loses nothing.
+    lse_C = top_C - logits_CW.amax(1).log()
+    losses_C = lse_C - (1 - smoothing) * label_logits_C - smoothing * mean_logits_C + z * lse_C.square()
+    if z:
+        logits_CW *= (1 + 2 * z * lse_C).unsqueeze(1)
+    if smoothing:
+        logits_CW[:, :vocab_size] -= smoothing / vocab_size
+    logits_CW.scatter_add_(1, labels_C1, torch.full_like(label_logits_C, smoothing - 1).unsqueeze(1))
+    if is_whole:
+        return losses_C.sum()
+    logits_CW *= has_label_C.unsqueeze(1)
+    return (losses_C * has_label_C).sum()
+
+
+def liger_loss(
+    hidden_Td: torch.Tensor, head_Vd: torch.Tensor, labels_T: torch.Tensor, objective: Objective = CROSS_ENTROPY
+) -> torch.Tensor:
+    """Liger's fused linear cross-entropy: as many rows of logits at a time as take the memory of the hidden states."""
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    options = {
+        "ignore_index": IGNORED,
+        "lse_square_scale": objective.z_loss,
+        "label_smoothing": objective.label_smoothing,
+        "reduction": "sum",
+        "accum_dtype": torch.float32,
+    }
+    names = ("bias", "ce_weight", "ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap",
+             "return_z_loss", "accum_dtype")  # fmt: skip
+    arguments = [{"return_z_loss": False, **options}.get(name) for name in names]
+    loss: torch.Tensor = LigerFusedLinearCrossEntropyFunction.apply(hidden_Td, head_Vd, labels_T, *arguments)[0]
+    return loss

@@ -10,13 +10,14 @@ Shapes: T tokens in a row, d the width (`d_model`), V the vocabulary, H heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from training_lab.attention import Group, equal_length_groups, piecewise_attention
+from training_lab.attention import AttentionBackend, make_attention
 from training_lab.config import ModelConfig
 from training_lab.randomness import generator
 
@@ -26,17 +27,17 @@ INIT_STD = 0.02
 class Attention(nn.Module):
     """Multi-head causal self-attention within pieces."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, backend: AttentionBackend) -> None:
         super().__init__()
-        self.num_heads, self.dropout = config.num_heads, config.dropout
+        self.num_heads, self.dropout, self.backend = config.num_heads, config.dropout, backend
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
         self.project = nn.Linear(config.d_model, config.d_model, bias=False)
 
-    def forward(self, x_Td: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
+    def forward(self, x_Td: torch.Tensor, pieces: Any) -> torch.Tensor:
         qkv = self.qkv(x_Td).unflatten(-1, (3, self.num_heads, -1))
         q_THD, k_THD, v_THD = qkv.unbind(dim=1)
         dropout = self.dropout if self.training else 0.0
-        mixed: torch.Tensor = self.project(piecewise_attention(q_THD, k_THD, v_THD, groups, dropout).flatten(1))
+        mixed: torch.Tensor = self.project(self.backend.attend(q_THD, k_THD, v_THD, pieces, dropout).flatten(1))
         return mixed
 
 
@@ -56,29 +57,31 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention, then the MLP, each added to the residual stream."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, backend: AttentionBackend) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.d_model)
-        self.attention = Attention(config)
+        self.attention = Attention(config, backend)
         self.mlp_norm = nn.LayerNorm(config.d_model)
         self.mlp = Mlp(config)
         self.dropout = config.dropout
 
-    def forward(self, x_Td: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
-        x_Td = x_Td + F.dropout(self.attention(self.attention_norm(x_Td), groups), self.dropout, self.training)
+    def forward(self, x_Td: torch.Tensor, pieces: Any) -> torch.Tensor:
+        x_Td = x_Td + F.dropout(self.attention(self.attention_norm(x_Td), pieces), self.dropout, self.training)
         return x_Td + F.dropout(self.mlp(self.mlp_norm(x_Td)), self.dropout, self.training)
 
 
 class Decoder(nn.Module):
     """The language model, from token ids to the hidden states that its head turns into logits."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int, attention: str = "sdpa") -> None:
         super().__init__()
+        self.backend = make_attention(attention, config.max_positions)
         self.token_embedding = nn.Embedding(vocab_size, config.d_model)
         self.position_embedding = nn.Embedding(config.max_positions, config.d_model)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, self.backend) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.d_model)
         self.dropout = config.dropout
+        self.compiled_body: Callable[..., torch.Tensor] | None = None
 
     @property
     def head_Vd(self) -> torch.Tensor:
@@ -87,11 +90,17 @@ class Decoder(nn.Module):
 
     def forward(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, cu_seqlens: Sequence[int]) -> torch.Tensor:
         """Hidden states after the final norm, [T, d]. `cu_seqlens` says where each piece begins, and the end."""
-        groups = equal_length_groups(cu_seqlens)
+        body: Callable[..., torch.Tensor] = self.body
+        if self.training and self.compiled_body is not None:  # not in evaluation, whose passes have many shapes
+            body = self.compiled_body
+        return body(tokens_T, positions_T, self.backend.prepare(cu_seqlens, tokens_T.device))
+
+    def body(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, pieces: Any) -> torch.Tensor:
+        """The same, with the pieces as the attention backend wants them: what is compiled."""
         x_Td = self.token_embedding(tokens_T) + self.position_embedding(positions_T)
         x_Td = F.dropout(x_Td, self.dropout, self.training)
         for block in self.blocks:
-            x_Td = block(x_Td, groups)
+            x_Td = block(x_Td, pieces)
         normed: torch.Tensor = self.final_norm(x_Td)
         return normed
 

@@ -9,6 +9,7 @@ from training_lab.checkpoint import Checkpoint, list_checkpoints, newest_good
 from training_lab.data.tokenizers import Tokenizer, tokenizer_from_manifest
 from training_lab.engine import check_shapes
 from training_lab.errors import LabError, UserError
+from training_lab.kernels import Kernels, choose_kernels
 from training_lab.memory import advice_when_out_of_memory
 from training_lab.model import Decoder
 from training_lab.precision import Hardware, choose_hardware
@@ -21,6 +22,7 @@ class RestoredModel(NamedTuple):
 
     resolved: Resolved
     hardware: Hardware
+    kernels: Kernels
     tokenizer: Tokenizer
     model: Decoder
     checkpoint: Checkpoint
@@ -40,6 +42,7 @@ def restore_model(folder: RunFolder, update: int | None) -> RestoredModel:
     resolved = recorded_config(folder)
     checkpoint, damaged = choose_checkpoint(folder, update)
     hardware = choose_hardware(resolved.config)
+    kernels = choose_kernels(resolved.config, hardware)
     try:
         data = folder.read_json(record.DATA_MANIFEST, tokenizer=dict, end_of_text=dict)
         tokenizer = tokenizer_from_manifest(data["tokenizer"])
@@ -47,12 +50,12 @@ def restore_model(folder: RunFolder, update: int | None) -> RestoredModel:
     except (KeyError, TypeError) as error:
         raise LabError(f"{folder.file(record.DATA_MANIFEST)}: damaged: no tokenizer in it") from error
     with advice_when_out_of_memory(resolved.config):
-        model = Decoder(resolved.config.model, tokenizer.vocab_size)
+        model = Decoder(resolved.config.model, tokenizer.vocab_size, kernels.attention)
         weights = checkpoint.load()["model"]
         check_shapes(model, weights)
         model.load_state_dict(weights)
         model.to(hardware.device)
-    return RestoredModel(resolved, hardware, tokenizer, model, checkpoint, document_start, damaged)
+    return RestoredModel(resolved, hardware, kernels, tokenizer, model, checkpoint, document_start, damaged)
 
 
 def choose_checkpoint(folder: RunFolder, update: int | None) -> tuple[Checkpoint, list[str]]:

@@ -18,8 +18,9 @@ from training_lab.checkpoint import Checkpoint, list_checkpoints, newest_good, s
 from training_lab.console import Console
 from training_lab.data.dataset import Dataset, differences, prepare_dataset
 from training_lab.data.tokenizers import decode
-from training_lab.engine import NonFiniteError, Trainer, make_trainer, train
+from training_lab.engine import NonFiniteError, Trainer, compile_trainer, make_trainer, train
 from training_lab.errors import LabError, UserError
+from training_lab.loss import Objective
 from training_lab.measurement import milestones, peak_memory, throughput
 from training_lab.memory import OutOfMemoryError, advice_when_out_of_memory
 from training_lab.model import count_parameters, expected_initial_loss, is_plausible
@@ -90,7 +91,9 @@ def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: b
         if stop_after is not None and stop_after <= trainer.progress.update:
             raise UserError(f"--stop-after {stop_after}: the run is already at update {trainer.progress.update}")
         segment = 1 + count_processes(folder.file(record.METRICS))
-        record_environment(folder, {"segment": segment, **describe_host(), **hardware.describe()}, console)
+        compiled = compile_trainer(trainer, console.warn)
+        facts = {**describe_host(), **hardware.describe(), **trainer.kernels.describe(), **compiled}
+        record_environment(folder, {"segment": segment, **facts}, console)
         return train_in_folder(trainer, folder, resolved, console, continuation, stats, segment, stop_after, started)
 
 
@@ -268,6 +271,7 @@ def opening(
         "expected_initial_loss": expected_initial_loss(dataset.tokenizer.vocab_size, config.model.d_model),
         "checkpoint_every": config.checkpoint.every,
         **trainer.hardware.describe(),
+        **trainer.kernels.describe(),
     }
 
 
@@ -286,7 +290,7 @@ def summarise(trainer: Trainer, folder: RunFolder, outcome: Outcome, segment: in
         "planned_updates": trainer.config.train.updates,
         "target_tokens": trainer.progress.target_tokens,
         "loss": {
-            "definition": "mean cross-entropy over the target tokens of an update, in nats",
+            "definition": loss_definition(trainer.objective),
             "first": updates[0]["loss"] if updates else None,
             "last": updates[-1]["loss"] if updates else None,
         },
@@ -313,6 +317,14 @@ def summarise(trainer: Trainer, folder: RunFolder, outcome: Outcome, segment: in
         "weights_sha256": weights_sha256(trainer.model),
         "checkpoints": sorted(saved),
     }
+
+
+def loss_definition(objective: Objective) -> str:
+    """What the training loss is, in words."""
+    terms = [f"label smoothing {objective.label_smoothing:g}"] if objective.label_smoothing else []
+    terms += [f"z-loss {objective.z_loss:g}"] if objective.z_loss else []
+    with_terms = f", with {' and '.join(terms)}" if terms else ""
+    return f"mean cross-entropy{with_terms} over the target tokens of an update, in nats"
 
 
 def example_prompt(dataset: Dataset) -> str:
