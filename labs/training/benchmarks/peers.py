@@ -1,26 +1,28 @@
-"""The trainer beside nanoGPT's own `train.py`, on the same text, model and mathematics, turn by turn.
+"""The trainer beside those that people use, on the same text, model and mathematics, slice by slice.
 
     git clone https://github.com/karpathy/nanoGPT
+    pip install 'transformers>=5' 'accelerate>=1.1'                    only for --peer transformers
     python benchmarks/peers.py --nanogpt nanoGPT                       small vocabulary: bytes
     python benchmarks/peers.py --nanogpt nanoGPT --tokenizer gpt2      50,257 tokens
 
-Both train 6 layers of width 256 with 4 heads on windows of 256 tokens, 32 an update, in FP32 on the CPU. A figure is
-the median of the updates after the first ten; peak memory is that of the whole process.
+All train 6 layers of width 256 with 4 heads on windows of 256 tokens, 32 an update, in FP32 on the CPU, each in a
+process of its own. All processes live at the same time but only one runs: it makes some updates while the others are
+stopped (SIGSTOP), then the next. So whatever slows the machine down slows all of them down. An update's time is what
+passes between two reports of a process; the first after each stop is not counted. Peak memory is that of the process.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import pickle
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,57 +30,78 @@ from training_lab.data.dataset import prepare_dataset
 from training_lab.data.stream import TokenStream
 from training_lab.resolve import resolve_config
 
-TRAINING = Path(__file__).resolve().parent.parent
+LOOPS = Path(__file__).resolve().parent / "peer_loops.py"
 TOKENS_PER_UPDATE = 32 * 256
+UPDATE = re.compile(r'"kind": "update"|^iter \d+')
+FOREVER = 10**6
 
 
-class Figure(NamedTuple):
-    """What one run measured."""
+class Peer:
+    """A trainer in a process of its own, which runs only when it is told to."""
 
-    tokens_per_s: float
-    peak_mib: float
+    def __init__(self, name: str, command: list[str], folder: Path, log: Path) -> None:
+        self.name, self.times = name, list[float]()
+        self.log = log
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True)
+        started = time.perf_counter()
+        self.next_update()
+        self.first_update_s = time.perf_counter() - started
+        self.next_update()
+        self.process.send_signal(signal.SIGSTOP)
+
+    def next_update(self) -> None:
+        """Waits until the process has reported an update."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if UPDATE.search(line):
+                return
+        sys.exit(f"{self.name} ended:\n{self.log.read_text()[-2000:]}")
+
+    def run(self, updates: int) -> list[float]:
+        """Lets it make some updates, and returns the seconds of each but the first."""
+        self.process.send_signal(signal.SIGCONT)
+        self.next_update()
+        times, last = [], time.perf_counter()
+        for _ in range(updates):
+            self.next_update()
+            times.append(time.perf_counter() - last)
+            last = time.perf_counter()
+        self.process.send_signal(signal.SIGSTOP)
+        return times
+
+    def peak_mib(self) -> float:
+        """The most memory that the process had."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
-def run(command: list[str], folder: Path) -> tuple[str, float]:
-    """A command's output, and the peak memory of its process in MiB."""
-    with open(folder / "output", "w+", encoding="utf-8") as output:
-        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        output.seek(0)
-        text = output.read()
-    if process.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed:\n{text[-2000:]}")
-    return text, usage.ru_maxrss / 1024
-
-
-def ours(folder: Path, tokenizer: str, updates: int) -> Figure:
+def lab(folder: Path, tokenizer: str, overrides: list[str]) -> list[str]:
     """The lab's own command, as everybody uses it."""
-    command = [sys.executable, "-m", "training_lab", "train", "--config", "baseline", "--new", "--json",
-               "--stop-after", str(updates), "--set", "eval.tokens=256", "--set", f"data.tokenizer={tokenizer}",
-               "--set", f"data.cache_dir={folder / 'cache'}"]  # fmt: skip
-    text, peak = run(command, folder)
-    rows = [json.loads(line) for line in text.splitlines() if line.startswith('{"kind": "update"')]
-    return Figure(TOKENS_PER_UPDATE / statistics.median(row["seconds"] for row in rows[10:]), peak)
+    own = [f"data.tokenizer={tokenizer}", f"data.cache_dir={folder / 'cache'}", "eval.tokens=256", "eval.every=0",
+           f"train.updates={FOREVER}", f"checkpoint.every={FOREVER}", *overrides]  # fmt: skip
+    settings = [word for override in own for word in ("--set", override)]
+    return [sys.executable, "-u", "-m", "training_lab", "train", "--config", "baseline", "--new", "--json", *settings]
 
 
-def nanogpt(folder: Path, repository: Path, updates: int, is_compiled: bool) -> Figure:
+def nanogpt(folder: Path, is_compiled: bool) -> list[str]:
     """nanoGPT's train.py, unchanged, with its settings on the command line."""
     settings = {
         "dataset": "lab", "device": "cpu", "dtype": "float32", "compile": is_compiled, "n_layer": 6, "n_head": 4,
         "n_embd": 256, "block_size": 256, "batch_size": 32, "gradient_accumulation_steps": 1, "dropout": 0.0,
-        "bias": False, "max_iters": updates, "lr_decay_iters": 200, "warmup_iters": 20, "learning_rate": 3e-4,
-        "min_lr": 3e-5, "eval_iters": 1, "eval_interval": 10**6, "log_interval": 1, "out_dir": str(folder / "out"),
+        "bias": False, "max_iters": FOREVER, "lr_decay_iters": 200, "warmup_iters": 20, "learning_rate": 3e-4,
+        "min_lr": 3e-5, "eval_iters": 1, "eval_interval": FOREVER, "log_interval": 1, "out_dir": str(folder / "out"),
         "always_save_checkpoint": False,
     }  # fmt: skip
-    command = [sys.executable, "train.py", *(f"--{name}={value}" for name, value in settings.items())]
-    text, peak = run(command, repository)
-    times = [float(ms) for ms in re.findall(r"iter \d+: loss [\d.]+, time ([\d.]+)ms", text)]
-    return Figure(1000 * TOKENS_PER_UPDATE / statistics.median(times[10:]), peak)
+    return [sys.executable, "-u", "train.py", *(f"--{name}={value}" for name, value in settings.items())]
 
 
-def write_data(repository: Path, tokenizer: str, cache_dir: Path) -> None:
-    """The lab's tokens as nanoGPT reads them."""
+def write_data(repository: Path, tokenizer: str, cache_dir: Path) -> int:
+    """The lab's tokens as nanoGPT reads them. Returns the size of the vocabulary."""
     config = resolve_config("baseline", [f"data.tokenizer={tokenizer}", f"data.cache_dir={cache_dir}"]).config
     dataset = prepare_dataset(config)
     folder = repository / "data" / "lab"
@@ -93,34 +116,63 @@ def write_data(repository: Path, tokenizer: str, cache_dir: Path) -> None:
     meta.unlink(missing_ok=True)
     if tokenizer == "byte":  # without it nanoGPT takes 50,304
         meta.write_bytes(pickle.dumps({"vocab_size": dataset.tokenizer.vocab_size}))
+    return dataset.tokenizer.vocab_size
+
+
+def print_table(peers: list[Peer]) -> None:
+    """Medians, ranges, and the median of the ratios within a turn, as Markdown."""
+    first = peers[0]
+    print("| | tokens/s | from – to | training_lab is | peak MiB | first update s |")
+    print("|---|---|---|---|---|---|")
+    for peer in peers:
+        speeds = [TOKENS_PER_UPDATE / seconds for seconds in peer.times]
+        ratio = statistics.median(other / own for own, other in zip(first.times, peer.times, strict=True))
+        print(f"| {peer.name} | {statistics.median(speeds):,.0f} | {min(speeds):,.0f} – {max(speeds):,.0f} "
+              f"| {f'{ratio:.2f} ×' if peer is not first else ''} | {peer.peak_mib():,.0f} "
+              f"| {peer.first_update_s:.1f} |")  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nanogpt", type=Path, required=True, metavar="FOLDER", help="a clone of karpathy/nanoGPT")
     parser.add_argument("--tokenizer", choices=["byte", "gpt2"], default="byte", help="byte: 256 tokens; gpt2: 50,257")
-    parser.add_argument("--updates", type=int, default=24, help="updates of each run; the first 10 are not measured")
-    parser.add_argument("--repeats", type=int, default=3, help="turns (3)")
+    names = ["eager", "compiled", "loss-only", "transformers", "frugal"]
+    parser.add_argument("--peer", action="append", choices=names, metavar="NAME",
+                        help=f"only these, of {', '.join(names)}: nanoGPT eager, compiled, compiled without handing "
+                             "back logits; transformers' Trainer; the lab itself with 4 micro-batches")  # fmt: skip
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of the lab")
+    parser.add_argument("--updates", type=int, default=3, help="updates of a slice that count (3)")
+    parser.add_argument("--turns", type=int, default=6, help="slices of each (6)")
     options = parser.parse_args()
     repository = options.nanogpt.resolve()
-    found: dict[str, list[Figure]] = {"training_lab": [], "nanoGPT eager": [], "nanoGPT compiled": []}
+    chosen = options.peer or ["eager", "compiled", "loss-only", "frugal"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_data(repository, options.tokenizer, folder / "cache")
-        for turn in range(options.repeats):
-            found["training_lab"].append(ours(folder, options.tokenizer, options.updates))
-            for kind, is_compiled in (("nanoGPT eager", False), ("nanoGPT compiled", True)):
-                found[kind].append(nanogpt(folder, repository, options.updates, is_compiled))
-            print(
-                f"turn {turn + 1}: " + ", ".join(f"{k} {v[-1].tokens_per_s:,.0f}" for k, v in found.items()), flush=True
-            )
-    own = statistics.median(figure.tokens_per_s for figure in found["training_lab"])
-    print("| | tokens/s | from – to | training_lab is | peak MiB |")
-    for kind, figures in found.items():
-        speeds, peaks = zip(*figures, strict=True)
-        median = statistics.median(speeds)
-        print(f"| {kind} | {median:,.0f} | {min(speeds):,.0f} – {max(speeds):,.0f} | {own / median:.2f} × "
-              f"| {statistics.median(peaks):,.0f} |")  # fmt: skip
+        vocab_size = str(write_data(repository, options.tokenizer, folder / "cache"))
+        loops = [sys.executable, "-u", str(LOOPS)]
+        commands = {
+            "training_lab": (lab(folder, options.tokenizer, options.set), folder),
+            "frugal": (lab(folder, options.tokenizer, [*options.set, "batch.micro_batches=4"]), folder),
+            "eager": (nanogpt(folder, is_compiled=False), repository),
+            "compiled": (nanogpt(folder, is_compiled=True), repository),
+            "loss-only": ([*loops, "nanogpt-loss-only", vocab_size, str(repository)], repository),
+            "transformers": ([*loops, "transformers", vocab_size, str(repository)], repository),
+        }
+        peers: list[Peer] = []
+        try:
+            for number, peer in enumerate(["training_lab", *chosen]):
+                command, place = commands[peer]
+                peers.append(Peer(peer, command, place, folder / f"{number}.log"))
+                print(f"{peer}: first update after {peers[-1].first_update_s:.1f} s", flush=True)
+            for turn in range(options.turns):
+                shift = turn % len(peers)
+                for one in peers[shift:] + peers[:shift]:
+                    one.times.append(statistics.median(one.run(options.updates)))
+                print(f"turn {turn + 1}: " + ", ".join(f"{p.name} {p.times[-1]:.2f} s" for p in peers), flush=True)
+            print_table(peers)
+        finally:
+            for one in peers:
+                one.end()
 
 
 if __name__ == "__main__":

@@ -77,6 +77,18 @@ def make_parser() -> argparse.ArgumentParser:
 
     add_data_commands(commands)
 
+    plan = add_command(
+        commands,
+        "plan",
+        plan_command,
+        "Show what a config will train: parameters, optimizer groups, kernels, operations; nothing runs.",
+        "examples:\n"
+        "  python -m training_lab plan --config corrected\n"
+        "  python -m training_lab plan --config baseline --set optimizer.name=muon",
+    )
+    add_config(plan)
+    plan.add_argument("--json", action="store_true", help="a JSON object, for programs")
+
     runs = command("runs", runs_command, "List the runs, newest first.", "")
     runs.add_argument("--json", action="store_true", help="a JSON list, for programs")
 
@@ -140,6 +152,17 @@ def train_command(options: argparse.Namespace) -> int:
     from training_lab.train import run_training
 
     return run_training(resolved, options.runs, make_console(options.json), options.new, options.stop_after)
+
+
+def plan_command(options: argparse.Namespace) -> int:
+    """`plan`."""
+    resolved = resolve_config(options.config, options.set)
+    need_training_packages()
+    from training_lab.plan import describe_plan, plan_run
+
+    plan = plan_run(resolved)
+    print(json.dumps(plan, indent=2, ensure_ascii=False) if options.json else "\n".join(describe_plan(plan)))
+    return 0
 
 
 def runs_command(options: argparse.Namespace) -> int:
