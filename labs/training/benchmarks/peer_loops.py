@@ -24,7 +24,7 @@ def draw(tokens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Random windows and what follows each of their tokens, [32, 256] each."""
     starts = torch.randint(len(tokens) - BLOCK - 1, (BATCH,)).tolist()
     windows = torch.from_numpy(np.stack([tokens[start : start + BLOCK + 1] for start in starts]).astype(np.int64))
-    return windows[:, :-1], windows[:, 1:]
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
 def nanogpt_loss_only(vocab_size: int, repository: Path) -> None:

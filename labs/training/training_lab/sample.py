@@ -38,7 +38,7 @@ def sample_tokens(
         with torch.inference_mode(), hardware.autocast():
             hidden_Td = model(context, positions, (0, len(context)))
         with torch.inference_mode():
-            logits_V = F.linear(hidden_Td[-1].float(), model.head_Vd).cpu()  # the head in FP32, as in training
+            logits_V = F.linear(hidden_Td[-1].float(), model.head_Vd).cpu()  # the head in FP32
             tokens.append(draw(logits_V, temperature, top_k, draws))
         yield tokens[-1]
 

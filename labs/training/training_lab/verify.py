@@ -13,7 +13,7 @@ from typing import Any
 from training_lab import record
 from training_lab.checkpoint import list_checkpoints, weights_sha256
 from training_lab.data.dataset import Dataset, differences, prepare_dataset
-from training_lab.engine import make_trainer, train_update
+from training_lab.engine import compile_trainer, make_trainer, train_update
 from training_lab.errors import LabError, UserError
 from training_lab.precision import choose_hardware
 from training_lab.provenance import changed_files, describe_source
@@ -103,14 +103,15 @@ def replay_updates(
     processes = folder.read_json(record.ENVIRONMENT, processes=list)["processes"]
     segment = rows[first + 1].get("segment")
     recorded = next((p for p in processes if isinstance(p, dict) and p.get("segment") == segment), {})
-    for name, now in hardware.describe().items():
-        if recorded.get(name) != now:
-            yield Finding("environment", False, f"{name} is {now}, was {recorded.get(name)}")
     trainer = make_trainer(config, hardware, dataset)
     checkpoint = checkpoints[first]
     if checkpoint is not None:
         checkpoint.verify()
         trainer.restore(checkpoint.load())
+    compiled = compile_trainer(trainer, lambda message: None)  # what failed is among the findings
+    for name, now in {**hardware.describe(), **trainer.kernels.describe(), **compiled}.items():
+        if recorded.get(name) != now:
+            yield Finding("environment", False, f"{name} is {now}, was {recorded.get(name)}")
     for update in range(first + 1, first + replay + 1):
         again = train_update(trainer)
         before = rows[update]
