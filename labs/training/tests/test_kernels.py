@@ -73,6 +73,9 @@ def test_attention(wanted: str, facts: dict[str, Any], overrides: list[str], exp
         ("flash", {"compute": "fp32"}, [], "it computes in BF16 or FP16 only", "use flex, sdpa"),
         ("flash", {"capability": (7, 5)}, [], "compute capability 8.0", "use flex, sdpa"),
         ("flash", {}, ["model.d_model=40"], "a multiple of 8 dimensions", "use flex, sdpa"),
+        ("flash", {}, ["model.d_model=520", "model.num_heads=1"], "at most 256", "use flex, sdpa"),
+        ("flex", {}, ["model.d_model=16"], "at least 16 dimensions", "use flash, sdpa"),
+        ("flex", {"missing": ("triton",)}, [], "triton is not installed", "use flash, sdpa"),
         ("flash", {}, ["model.dropout=0.1"], "it has no dropout", "use sdpa"),
         ("flex", {}, ["model.dropout=0.1"], "it has no dropout", "use sdpa"),
         ("flex", {"device": "mps", "compute": "fp32"}, [], "no backward pass", "use sdpa"),
@@ -136,6 +139,13 @@ def test_compile(wanted: str, facts: dict[str, Any], expected: bool | str, machi
     else:
         kernels = choose_kernels(config, machine(**facts))
         assert (kernels.compile, bool(kernels.compile_reason)) == (expected, True)
+
+
+def test_rows_of_many_lengths_are_not_compiled(machine: Machine) -> None:
+    varying = ("batch.layout=token_budget", "batch.micro_batches=3")
+    assert not choose_kernels(tiny(*varying), machine()).compile
+    with pytest.raises(UserError, match="not possible here: the micro-batches of a token budget differ in length"):
+        choose_kernels(tiny("kernels.compile=on", *varying), machine())
 
 
 @pytest.mark.parametrize(

@@ -124,17 +124,18 @@ def make_trainer(config: Config, hardware: Hardware, dataset: Dataset) -> Traine
 
 def compile_trainer(trainer: Trainer, warn: Callable[[str], None]) -> dict[str, Any]:
     """Compiles the model if that was chosen, and returns what the record says. No batch is consumed, and no random
-    number: it is tried on the next update's first micro-batch, which is read again when its turn comes."""
+    number: it is tried on a micro-batch of the next update, which is read again when its turn comes."""
     if not trainer.kernels.compile:
         return {"compile_state": "off"}
     update = min(trainer.progress.update + 1, trainer.config.train.updates)
     data = trainer.dataset.update_data(update)
     device = trainer.hardware.device
+    micro_batch = next((one for one in data.micro_batches if one.num_target_tokens), data.micro_batches[0])
 
     def try_update() -> None:
         streams = global_streams(device)
         try:
-            forward_backward(trainer, data.micro_batches[0].to(device), max(1, data.num_target_tokens))
+            forward_backward(trainer, micro_batch.to(device), max(1, data.num_target_tokens))
             trainer.hardware.synchronise()
         finally:
             trainer.model.zero_grad(set_to_none=True)

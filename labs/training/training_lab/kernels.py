@@ -45,7 +45,7 @@ def choose_attention(config: Config, hardware: Hardware) -> tuple[str, str]:
     wanted, device = config.kernels.attention, hardware.device.type
     obstacles = {
         "flash": obstacle_to_flash(config, hardware),
-        "flex": "FlexAttention has no backward pass there" if device != "cuda" else obstacle_of_dropout(config),
+        "flex": obstacle_to_flex(config, device),
         "sdpa": "",
     }
     if wanted in ("auto", "auto_flex"):
@@ -69,8 +69,20 @@ def obstacle_to_flash(config: Config, hardware: Hardware) -> str:
         return "it computes in BF16 or FP16 only"
     if torch.cuda.get_device_capability(hardware.device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or more"
-    if config.model.d_model // config.model.num_heads % 8:
-        return "it needs heads of a multiple of 8 dimensions"
+    dimensions = config.model.d_model // config.model.num_heads
+    if dimensions % 8 or dimensions > 256:
+        return "it needs heads of a multiple of 8 dimensions, at most 256"
+    return obstacle_of_dropout(config)
+
+
+def obstacle_to_flex(config: Config, device: str) -> str:
+    """Why FlexAttention cannot be used; empty if it can."""
+    if device != "cuda":
+        return "FlexAttention has no backward pass there"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if config.model.d_model // config.model.num_heads < 16:
+        return "it needs heads of at least 16 dimensions"
     return obstacle_of_dropout(config)
 
 
@@ -106,6 +118,9 @@ def choose_compile(config: Config, hardware: Hardware) -> tuple[bool, str]:
         obstacle = "triton is not installed"
     elif device == "mps":
         obstacle = "not supported on MPS"
+    elif config.batch.layout == "token_budget" and config.batch.micro_batches > 1:
+        # Each length would be compiled for, and after some of them the rest run as they are: not the same bits again.
+        obstacle = "the micro-batches of a token budget differ in length"
     if wanted == "on":
         if obstacle:
             raise UserError(f"kernels.compile: on is not possible here: {obstacle}; use auto or off")
@@ -123,6 +138,8 @@ def compile_body(
     Returns what the record says. If it fails, the model stays as it was, and `warn` gets one line; if it `is_required`,
     UserError is raised.
     """
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     # Compiled code adds up the embedding's gradient in any order, unless it is told not to.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads what it did not write
@@ -131,6 +148,8 @@ def compile_body(
         try_update()
     except Exception as error:  # whatever a compiler may raise
         model.compiled_body = None
+        torch.use_deterministic_algorithms(was_deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
         if is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
