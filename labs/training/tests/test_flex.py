@@ -147,3 +147,15 @@ def test_the_mask_of_a_long_row_is_small_and_so_is_what_its_making_needs(lengths
     assert max(tensor.numel() for tensor in tensors) <= (40_960 // BLOCK) ** 2
     assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) < 10e6
     assert peak < 10e6
+
+
+def test_rows_outside_training_are_computed_piece_by_piece() -> None:
+    """They have many lengths, for each of which the kernel would be compiled, until torch gives up."""
+    config = ModelConfig(num_layers=1, d_model=32, num_heads=2, max_positions=64)
+    flex, sdpa = (Decoder(config, 50, name).eval() for name in ("flex", "sdpa"))
+    for model in (flex, sdpa):
+        initialise(model, 1)
+    for length in range(40, 64):
+        tokens, positions = torch.arange(length) % 50, torch.arange(length)
+        with torch.inference_mode():
+            assert torch.equal(flex(tokens, positions, (0, length)), sdpa(tokens, positions, (0, length)))

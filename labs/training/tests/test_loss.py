@@ -370,3 +370,19 @@ def test_the_name_of_a_kernel_makes_it_and_no_two_runs_share_buffers() -> None:
     assert make_head_loss("liger") is liger_loss
     assert isinstance(make_head_loss("chunked"), ChunkedLoss)
     assert make_head_loss("chunked") is not make_head_loss("chunked")
+
+
+def test_no_tokens_cost_nothing() -> None:
+    hidden, head, labels = make_problem(0, 65)
+    loss = ChunkedLoss()(hidden, head, labels)
+    assert loss.item() == reference_loss(hidden, head, labels).item() == 0
+    for gradient in torch.autograd.grad(loss, (hidden, head)):
+        assert not gradient.any()
+
+
+def test_what_is_not_a_number_at_a_position_without_a_label_stays_out_of_the_loss() -> None:
+    hidden, head, labels = make_problem(30, 65)
+    expected = ChunkedLoss()(hidden, head, labels).item()
+    with torch.no_grad():
+        hidden[labels == IGNORED] = torch.nan
+    assert ChunkedLoss()(hidden, head, labels).item() == expected

@@ -36,6 +36,19 @@ class AttentionBackend(Protocol):
         """Scaled dot-product attention within each piece, [T, H, D]."""
 
 
+class Backends(NamedTuple):
+    """The backend in training, and that in evaluation and sampling."""
+
+    training: AttentionBackend
+    evaluation: AttentionBackend
+
+
+def make_backends(name: str, max_positions: int) -> Backends:
+    """Both for a model. What is evaluated has rows of many lengths, for each of which flex would be compiled."""
+    training = make_attention(name, max_positions)
+    return Backends(training, SdpaAttention() if name == "flex" else training)
+
+
 def make_attention(name: str, max_positions: int) -> AttentionBackend:
     """The backend named `sdpa`, `flex` or `flash`; no piece is longer than `max_positions`."""
     if name == "flash":
@@ -144,7 +157,10 @@ def flex_kernel(device_type: str) -> Any:
     and serves tests only, as it is."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention if device_type == "cpu" else torch.compile(flex_attention, dynamic=False)
+    if device_type == "cpu":
+        return flex_attention
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # or it would go on as it is, without a word
+    return torch.compile(flex_attention, dynamic=False)
 
 
 def piece_mask(cu_seqlens: Sequence[int], device: torch.device) -> Any:

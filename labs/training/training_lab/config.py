@@ -10,38 +10,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Callable, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from training_lab.settings import Problem, derived, setting
 
 FINEWEB_REVISION = "9bb295ddab0e05d785b879661af7260fed5140fc"
-
-Getter = Callable[[str], Any]
-
-
-class Problem(NamedTuple):
-    """Something that cannot be run, or that works but is likely not what was meant."""
-
-    key: str
-    message: str
-    is_fatal: bool = True
-
-
-class Derived(NamedTuple):
-    """The default of a field that follows from other fields: the rule, and the rule in words."""
-
-    says: str
-    rule: Callable[[Getter], Any]
-
-
-def derived(says: str, rule: Callable[[Getter], Any], **limits: Any) -> Any:
-    """A field whose default is computed from other fields, by their dotted names."""
-    return field(default=Derived(says, rule), metadata=limits)
-
-
-def setting(default: Any, **limits: Any) -> Any:
-    """A field with limits: `at_least`, `above`, `at_most`, `below`; or `only=(key, value, ...)`, without one of which
-    it has no effect."""
-    return field(default=default, metadata=limits)
 
 
 @dataclass(frozen=True)

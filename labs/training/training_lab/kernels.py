@@ -83,7 +83,15 @@ def obstacle_to_flex(config: Config, device: str) -> str:
         return "triton is not installed"
     if config.model.d_model // config.model.num_heads < 16:
         return "it needs heads of at least 16 dimensions"
+    if has_rows_of_many_lengths(config):
+        return "the micro-batches of a token budget differ in length"
     return obstacle_of_dropout(config)
+
+
+def has_rows_of_many_lengths(config: Config) -> bool:
+    """Whether micro-batches differ in length. Each length would be compiled for, and torch gives up after some: the
+    rest would run as they are, with other bits and in other memory."""
+    return config.batch.layout == "token_budget" and config.batch.micro_batches > 1
 
 
 def obstacle_of_dropout(config: Config) -> str:
@@ -118,8 +126,7 @@ def choose_compile(config: Config, hardware: Hardware) -> tuple[bool, str]:
         obstacle = "triton is not installed"
     elif device == "mps":
         obstacle = "not supported on MPS"
-    elif config.batch.layout == "token_budget" and config.batch.micro_batches > 1:
-        # Each length would be compiled for, and after some of them the rest run as they are: not the same bits again.
+    elif has_rows_of_many_lengths(config):
         obstacle = "the micro-batches of a token budget differ in length"
     if wanted == "on":
         if obstacle:
@@ -143,6 +150,7 @@ def compile_body(
     # Compiled code adds up the embedding's gradient in any order, unless it is told not to.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads what it did not write
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # or it would go on uncompiled, with other bits
     model.compiled_body = torch.compile(model.body, dynamic=False)
     try:
         try_update()

@@ -95,7 +95,7 @@ class ChunkedLoss:
     ) -> torch.Tensor:
         kind, (vocab_size, width) = hidden_Td.device.type, head_Vd.shape
         compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden_Td.dtype
-        num_rows = min(CHUNK_TOKENS if kind == "cpu" else CHUNK_TOKENS_GPU, len(hidden_Td))
+        num_rows = min(CHUNK_TOKENS if kind == "cpu" else CHUNK_TOKENS_GPU, max(1, len(hidden_Td)))
         aligned = -(-vocab_size // ALIGNED) * ALIGNED
         logits_CW = self._buffer("logits", num_rows, aligned, compute, head_Vd.device)
         head_Wd = self._buffer("head", aligned, width, compute, head_Vd.device)
@@ -145,7 +145,7 @@ class _Chunks(torch.autograd.Function):
             elif grad_head_Wd is not None:
                 grad_head_Wd += gradient_CW.t() @ hidden_Cd
         ctx.gradients = grad_hidden_Td, None if grad_head_Wd is None else grad_head_Wd[:vocab_size]
-        return torch.stack(sums).sum()
+        return torch.stack(sums).sum() if sums else logits_CW.new_zeros((), dtype=exact)
 
     @staticmethod
     def backward(ctx: Any, grad_loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -179,8 +179,9 @@ def _loss_to_gradient(
     logits_CW.scatter_add_(1, labels_C1, torch.full_like(label_logits_C, smoothing - 1).unsqueeze(1))
     if is_whole:
         return losses_C.sum()
-    logits_CW *= has_label_C.unsqueeze(1)
-    return (losses_C * has_label_C).sum()
+    # Filled, not multiplied by 0: what is not a number at such a position is none of the loss.
+    logits_CW.masked_fill_(~has_label_C.unsqueeze(1), 0.0)
+    return losses_C.masked_fill(~has_label_C, 0.0).sum()
 
 
 def liger_loss(
@@ -199,5 +200,7 @@ def liger_loss(
     names = ("bias", "ce_weight", "ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap",
              "return_z_loss", "accum_dtype")  # fmt: skip
     arguments = [{"return_z_loss": False, **options}.get(name) for name in names]
+    if head_Vd.requires_grad and not hidden_Td.requires_grad:  # Liger would leave out the head's gradient as well
+        hidden_Td = hidden_Td.detach().requires_grad_()
     loss: torch.Tensor = LigerFusedLinearCrossEntropyFunction.apply(hidden_Td, head_Vd, labels_T, *arguments)[0]
     return loss

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from training_lab.attention import AttentionBackend, make_attention
+from training_lab.attention import Backends, make_backends
 from training_lab.config import ModelConfig
 from training_lab.randomness import generator
 
@@ -27,9 +27,9 @@ INIT_STD = 0.02
 class Attention(nn.Module):
     """Multi-head causal self-attention within pieces."""
 
-    def __init__(self, config: ModelConfig, backend: AttentionBackend) -> None:
+    def __init__(self, config: ModelConfig, backends: Backends) -> None:
         super().__init__()
-        self.num_heads, self.dropout, self.backend = config.num_heads, config.dropout, backend
+        self.num_heads, self.dropout, self.backends = config.num_heads, config.dropout, backends
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
         self.project = nn.Linear(config.d_model, config.d_model, bias=False)
 
@@ -37,7 +37,8 @@ class Attention(nn.Module):
         qkv = self.qkv(x_Td).unflatten(-1, (3, self.num_heads, -1))
         q_THD, k_THD, v_THD = qkv.unbind(dim=1)
         dropout = self.dropout if self.training else 0.0
-        mixed: torch.Tensor = self.project(self.backend.attend(q_THD, k_THD, v_THD, pieces, dropout).flatten(1))
+        backend = self.backends.training if self.training else self.backends.evaluation
+        mixed: torch.Tensor = self.project(backend.attend(q_THD, k_THD, v_THD, pieces, dropout).flatten(1))
         return mixed
 
 
@@ -57,10 +58,10 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention, then the MLP, each added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, backend: AttentionBackend) -> None:
+    def __init__(self, config: ModelConfig, backends: Backends) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.d_model)
-        self.attention = Attention(config, backend)
+        self.attention = Attention(config, backends)
         self.mlp_norm = nn.LayerNorm(config.d_model)
         self.mlp = Mlp(config)
         self.dropout = config.dropout
@@ -75,10 +76,10 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int, attention: str = "sdpa") -> None:
         super().__init__()
-        self.backend = make_attention(attention, config.max_positions)
+        self.backends = make_backends(attention, config.max_positions)
         self.token_embedding = nn.Embedding(vocab_size, config.d_model)
         self.position_embedding = nn.Embedding(config.max_positions, config.d_model)
-        self.blocks = nn.ModuleList(Block(config, self.backend) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, self.backends) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.d_model)
         self.dropout = config.dropout
         self.compiled_body: Callable[..., torch.Tensor] | None = None
@@ -91,9 +92,10 @@ class Decoder(nn.Module):
     def forward(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, cu_seqlens: Sequence[int]) -> torch.Tensor:
         """Hidden states after the final norm, [T, d]. `cu_seqlens` says where each piece begins, and the end."""
         body: Callable[..., torch.Tensor] = self.body
+        backend = self.backends.training if self.training else self.backends.evaluation
         if self.training and self.compiled_body is not None:  # not in evaluation, whose passes have many shapes
             body = self.compiled_body
-        return body(tokens_T, positions_T, self.backend.prepare(cu_seqlens, tokens_T.device))
+        return body(tokens_T, positions_T, backend.prepare(cu_seqlens, tokens_T.device))
 
     def body(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, pieces: Any) -> torch.Tensor:
         """The same, with the pieces as the attention backend wants them: what is compiled."""

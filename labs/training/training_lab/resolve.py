@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from training_lab.config import Config, Derived, fields_by_key, identified_values, sections, values_of
+from training_lab.config import Config, fields_by_key, identified_values, sections, values_of
 from training_lab.errors import UserError
 from training_lab.identity import identity_of, sha256_of_bytes
+from training_lab.settings import Derived
 
 EXPERIMENTS = Path(__file__).resolve().parent.parent / "experiments"
 SUFFIXES = (".json", ".yaml", ".yml")
