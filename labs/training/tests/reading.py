@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from tiny import tiny
 
-from training_lab.config import DataConfig
+from training_lab.config_data import DataConfig
 from training_lab.data.build import BuildOptions, Part, accepted, find_or_build
 from training_lab.data.cache import TokenCache
 from training_lab.data.sources import Source, find_source

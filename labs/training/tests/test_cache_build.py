@@ -19,7 +19,7 @@ import pytest
 from tiny import TRAINING, tiny
 
 from training_lab import record
-from training_lab.config import DataConfig
+from training_lab.config_data import DataConfig
 from training_lab.data import build as building
 from training_lab.data.build import Block, BuildOptions, Encoded, find_or_build
 from training_lab.data.cache import TokenCache, open_cache

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tiny import tiny
 
-from training_lab.config import DataConfig
+from training_lab.config_data import DataConfig
 from training_lab.data import build as building
 from training_lab.data.build import BuildOptions, find_or_build
 from training_lab.data.cache import DOCUMENT, TokenCache, open_cache, token_dtype

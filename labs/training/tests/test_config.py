@@ -330,13 +330,26 @@ OTHER_VALUES: dict[str, object] = {
     "checkpoint.keep_last": 3,
     "checkpoint.keep_best": False,
     "measure.warmup_updates": 11,
+    "measure.timeline_from": 12,
+    "measure.timeline_updates": 3,
+    "measure.memory_update": 13,
+    "measure.matmul_probe": True,
 }
-WITHOUT_ANOTHER_VALUE = {"data.cache_dir", "data.end_of_text"}
-"""No part of the identity; has another only with another tokenizer."""
+NO_PART_OF_IDENTITY = {
+    "data.cache_dir": "elsewhere",
+    "tracking.wandb": "off",
+    "tracking.project": "other",
+    "tracking.entity": "someone",
+    "tracking.tensorboard": True,
+    "tracking.csv": True,
+    "tracking.timeout_s": 5,
+}
+WITHOUT_ANOTHER_VALUE = {"data.end_of_text", "measure.peak_tflops", "measure.peak_source"}
+"""Each has another value only together with another setting's."""
 
 
 def test_the_table_of_other_values_has_every_setting() -> None:
-    assert OTHER_VALUES.keys() | WITHOUT_ANOTHER_VALUE == fields_by_key().keys()
+    assert OTHER_VALUES.keys() | NO_PART_OF_IDENTITY.keys() | WITHOUT_ANOTHER_VALUE == fields_by_key().keys()
 
 
 @pytest.mark.parametrize("key", list(OTHER_VALUES))
@@ -344,6 +357,20 @@ def test_any_other_value_is_another_identity(key: str) -> None:
     changed = resolve(setting(key, OTHER_VALUES[key]))
     assert value_at(changed, key) == OTHER_VALUES[key]
     assert changed.identity != resolve({}).identity
+
+
+@pytest.mark.parametrize("key", list(NO_PART_OF_IDENTITY))
+def test_places_and_mirrors_are_no_part_of_the_identity(key: str) -> None:
+    changed = resolve(setting(key, NO_PART_OF_IDENTITY[key]))
+    assert value_at(changed, key) == NO_PART_OF_IDENTITY[key]
+    assert changed.identity == resolve({}).identity
+
+
+def test_a_peak_of_ones_own_belongs_to_the_identity_and_needs_its_source() -> None:
+    resolve({"measure": {"peak_tflops": 3.5, "peak_source": "data sheet"}})
+    for measure in ({"peak_tflops": 3.5}, {"peak_source": "data sheet"}, {"peak_tflops": 3.5, "peak_source": " "}):
+        with pytest.raises(UserError, match=r"measure\.peak_source: must say where"):
+            resolve({"measure": measure})
 
 
 def test_where_the_token_between_documents_is_belongs_to_the_identity() -> None:

@@ -242,6 +242,11 @@ RANGES: dict[str, tuple[list[object], list[object]]] = {
     "checkpoint.every": ([1, 200], [-1, 0]),
     "checkpoint.keep_last": ([1, 10**12], [-1, 0]),
     "measure.warmup_updates": ([0, 10**12], [-1]),
+    "measure.timeline_from": ([0, 10**12], [-1]),
+    "measure.timeline_updates": ([1, 20], [-1, 0, 21]),
+    "measure.memory_update": ([0, 10**12], [-1]),
+    "measure.peak_tflops": ([0], [-1]),
+    "tracking.timeout_s": ([1e-9, 3600], [-1, 0, 3601]),
 }
 
 
@@ -345,6 +350,9 @@ def test_values_that_just_agree_are_accepted(overrides: list[str]) -> None:
         ({"model": {"max_positions": 512}}, ["batch.block_size"]),
         ({"train": {"updates": 50}}, []),
         ({"train": {"updates": 49}, "eval": {"every": 0}, "checkpoint": {"every": 49}}, []),
+        ({"measure": {"timeline_from": 199, "memory_update": 200}}, []),
+        ({"measure": {"timeline_from": 200}}, ["measure.timeline_from"]),
+        ({"measure": {"memory_update": 201}}, ["measure.memory_update"]),
         ({"checkpoint": {"every": 201}}, ["checkpoint.every"]),
         ({"eval": {"every": 201}}, ["eval.every"]),
         ({"data": {"paths": ["x"]}}, ["data.paths"]),

@@ -12,7 +12,7 @@ import pytest
 from fakehub import CONTENT, FLIPPED, NAME, FakeHub, make_parquet
 from tiny import TINY, run, tiny
 
-from training_lab.config import FINEWEB_REVISION
+from training_lab.config_data import FINEWEB_REVISION
 from training_lab.data.dataset import prepare_dataset
 from training_lab.data.fineweb import FINEWEB_FILES, FINEWEB_REPO
 from training_lab.data.sources import Source, find_source

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from streams import MANY, every_plan, inputs_of, same, stream_of, token_budget
 
-from training_lab.config import BatchConfig
+from training_lab.config_data import BatchConfig
 from training_lab.data.batches import make_batch
 from training_lab.data.layout import Layout, Packs, TokenBudget, Windows, make_layout, plan_identity
 from training_lab.data.stream import EndOfText, TokenStream

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny import tiny
 
-from training_lab.config import DataConfig
+from training_lab.config_data import DataConfig
 from training_lab.data import build as building
 from training_lab.data.build import MOST_EXAMPLES, BuildOptions, find_or_build
 from training_lab.data.cache import TokenCache

@@ -13,7 +13,7 @@ import pytest
 from streams import MANY, inputs_of, same, stream_of, token_budget
 from streams import PLANS as BUDGETS
 
-from training_lab.config import BatchConfig
+from training_lab.config_data import BatchConfig
 from training_lab.data.batches import make_update_data
 from training_lab.data.layout import Packs, Pieces, document_order, make_layout
 from training_lab.data.stream import EndOfText

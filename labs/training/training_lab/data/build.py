@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training_lab.config import DataConfig
+from training_lab.config_data import DataConfig
 from training_lab.data.cache import (
     CACHE_MANIFEST,
     DOCUMENT,

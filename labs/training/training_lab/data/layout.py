@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from training_lab.config import BatchConfig
+from training_lab.config_data import BatchConfig
 from training_lab.data.packing import Packing, cut, pack_documents
 from training_lab.data.stream import TokenStream
 from training_lab.errors import UserError

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from training_lab.config import FINEWEB_REVISION, DataConfig
+from training_lab.config_data import FINEWEB_REVISION, DataConfig
 from training_lab.data.documents import Document, Reading, Rejected, format_of
 from training_lab.data.download import fetch_file
 from training_lab.data.fineweb import FINEWEB_FILES, FINEWEB_LICENCE, FINEWEB_REPO

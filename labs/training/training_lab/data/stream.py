@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from training_lab.config import DataConfig
+from training_lab.config_data import DataConfig
 from training_lab.data.cache import TokenCache
 from training_lab.data.sources import Source
 from training_lab.data.split import content_order, is_duplicate, split_documents
