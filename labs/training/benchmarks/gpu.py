@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from training_lab.data.dataset import prepare_dataset
-from training_lab.flops import training_flops
+from training_lab.flops import flops_of_pieces
 from training_lab.resolve import resolve_config
 
 
@@ -76,7 +76,7 @@ def main() -> None:
         settings = overrides(folder, options.parquet and options.parquet.resolve(), options.updates)
         dataset = prepare_dataset(resolve_config("corrected", settings).config)
         first = dataset.update_data(1)
-        flops = training_flops(dataset.config.model, dataset.tokenizer.vocab_size, first.pieces.lengths)
+        flops = flops_of_pieces(dataset.config.model, dataset.tokenizer.vocab_size, first.pieces.lengths)
         targets = first.num_target_tokens
         found: dict[str, list[dict[str, Any]]] = {"corrected": [], "corrected-fast": []}
         for _ in range(options.turns):

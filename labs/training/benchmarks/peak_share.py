@@ -19,7 +19,7 @@ from turns import alternate
 
 from training_lab.data.dataset import prepare_dataset
 from training_lab.engine import make_trainer, train_update
-from training_lab.flops import training_flops
+from training_lab.flops import flops_of_pieces
 from training_lab.precision import choose_hardware
 from training_lab.resolve import resolve_config
 
@@ -53,7 +53,7 @@ def main() -> None:
         seconds = alternate({**ways, **{name: run for name, (run, _) in products.items()}}, options.turns)
     rates = {name: flop / statistics.median(seconds[name]) / 1e9 for name, (_, flop) in products.items()}
     lengths = dataset.update_data(1).pieces.lengths
-    flop = training_flops(config.model, dataset.tokenizer.vocab_size, lengths).causal
+    flop = flops_of_pieces(config.model, dataset.tokenizer.vocab_size, lengths).causal
     update_rate = flop / statistics.median(seconds["update"]) / 1e9
     for name, rate in sorted(rates.items(), key=lambda item: item[1]):
         print(f"product {name}: {rate:,.0f} GFLOP/s")

@@ -287,11 +287,14 @@ def test_a_run_that_is_not_finite_stops_with_1_and_says_so_in_its_summary() -> N
     assert run("verify", "latest").returncode == 0
 
 
-def test_a_model_that_does_not_fit_at_all_is_told_in_a_line() -> None:
+def test_an_update_that_cannot_fit_is_refused_in_a_line_before_anything_is_made() -> None:
     done = run("train", "--config", str(TINY), "--set", "model.d_model=400000")
-    assert done.returncode == 1
-    assert "out of memory" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"error: an update takes about [\d,]+ GiB of memory, and this machine has \d+ GiB: use a smaller model\n",
+        done.stderr,
+    )
+    assert not Path(".runs").exists()
 
 
 def test_running_out_of_memory_names_the_settings_to_change() -> None:

@@ -338,6 +338,15 @@ def test_values_that_just_agree_are_accepted(overrides: list[str]) -> None:
     resolve({}, *overrides)
 
 
+@pytest.mark.parametrize("update", [0, 19, 20, 21, 22, 23])
+def test_an_update_is_not_watched_in_two_ways_at_once(update: int) -> None:
+    content = {"measure": {"timeline_from": 21, "timeline_updates": 2, "memory_update": update}}
+    if update in (20, 21, 22):
+        assert "measure.memory_update: must not be among" in refusal(write("a.json", content))
+    else:
+        resolve(content)
+
+
 # --- warnings ---
 
 
@@ -350,7 +359,7 @@ def test_values_that_just_agree_are_accepted(overrides: list[str]) -> None:
         ({"model": {"max_positions": 512}}, ["batch.block_size"]),
         ({"train": {"updates": 50}}, []),
         ({"train": {"updates": 49}, "eval": {"every": 0}, "checkpoint": {"every": 49}}, []),
-        ({"measure": {"timeline_from": 199, "memory_update": 200}}, []),
+        ({"measure": {"timeline_from": 198, "memory_update": 200}}, []),
         ({"measure": {"timeline_from": 200}}, ["measure.timeline_from"]),
         ({"measure": {"memory_update": 201}}, ["measure.memory_update"]),
         ({"checkpoint": {"every": 201}}, ["checkpoint.every"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import shutil
@@ -14,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from fakehub import make_parquet
 from tiny import run
 
@@ -24,7 +22,7 @@ from training_lab.data.synthetic import synthetic_document
 from training_lab.data.tokenizers import Gpt2Tokenizer
 from training_lab.engine import compile_trainer, make_trainer, train_update
 from training_lab.kernels import choose_kernels
-from training_lab.precision import Hardware, choose_hardware
+from training_lab.precision import choose_hardware, plan_hardware
 from training_lab.resolve import resolve_config
 
 DOCUMENTS = 150
@@ -198,23 +196,27 @@ def test_corrected_fast_learns_the_same_and_is_not_compiled_on_a_cpu(corrected: 
     assert fast.losses[1] < fast.losses[0]
 
 
-@pytest.mark.parametrize("micro_batches", [35, 5])
+@pytest.mark.parametrize("micro_batches", [35, 7])
 def test_into_how_many_micro_batches_an_update_is_split_changes_nothing(micro_batches: int, corrected: Learned) -> None:
     split = learn(small("corrected", f"batch.micro_batches={micro_batches}"))
-    assert (corrected.micro_batches, split.micro_batches) == (7, micro_batches)
+    assert (corrected.micro_batches, split.micro_batches) == (1, micro_batches)
     assert split.batches == corrected.batches
     assert split.losses == pytest.approx(corrected.losses, rel=1e-6)
 
 
-def test_profile_trains_and_measures_only_the_updates_after_its_warm_up(tmp_path: Path) -> None:
-    shorter = ["data.max_documents=2000", "batch.tokens=1024", "train.updates=5", "eval.every=0", "eval.tokens=1024",
-               "checkpoint.every=5", "measure.warmup_updates=3"]  # fmt: skip
+def test_profile_records_its_updates_and_measures_only_those_in_between(tmp_path: Path) -> None:
+    shorter = ["data.max_documents=2000", "batch.tokens=1024", "train.updates=8", "eval.every=0", "eval.tokens=1024",
+               "checkpoint.every=8", "measure.warmup_updates=3", "measure.timeline_from=5",
+               "measure.timeline_updates=1", "measure.memory_update=8"]  # fmt: skip
     profile = train("profile", shorter, tmp_path)
-    throughput = profile.read("summary.json")["throughput"]
-    assert [one["update"] for one in throughput["excluded"]] == [1, 2, 3]
+    summary = profile.read("summary.json")
+    throughput = summary["throughput"]
+    assert [one["update"] for one in throughput["excluded"]] == [1, 2, 3, 4, 5, 8]
     assert throughput["measured_updates"] == 2
     targets = [row["target_tokens"] for row in profile.rows("update")]
-    assert throughput["measured_target_tokens"] == sum(targets[3:])
+    assert throughput["measured_target_tokens"] == sum(targets[5:7])
+    assert (summary["timeline"]["updates"], profile.read("memory-events.json")["update"]) == ([5], 8)
+    assert summary["utilisation"]["matmul_share"]["causal"] > 0
     assert throughput["target_tokens_per_s"] > 0
     losses = [row["loss"] for row in profile.rows("update")]
     assert losses[-1] < losses[0]
@@ -228,19 +230,13 @@ def test_profile_is_smoke_with_more_updates() -> None:
     assert (profile.data, profile.model, profile.batch) == (smoke.data, smoke.model, smoke.batch)
     assert (profile.optimizer, profile.loss, profile.precision) == (smoke.optimizer, smoke.loss, smoke.precision)
     assert smoke.kernels.attention == profile.kernels.attention == "auto_flex"
+    assert (profile.measure.timeline_from, profile.measure.memory_update) == (15, 24)
 
 
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> Hardware:
-    """A CUDA GPU with everything installed, whatever this machine has."""
-    real = importlib.util.find_spec
-
-    def find_spec(name: str, package: str | None = None) -> Any:
-        return object() if name in ("liger_kernel", "triton") else real(name, package)
-
-    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    return Hardware(torch.device("cuda"), "pretended", "bf16", "pretended", 1)
+def test_corrected_is_watched_where_the_seed_documents_say() -> None:
+    measure = resolve_config("corrected").config.measure
+    watched = (measure.warmup_updates, measure.timeline_from, measure.timeline_updates, measure.memory_update)
+    assert watched == (10, 21, 2, 100)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +248,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> Hardware:
         ("corrected-fast", ("flash", "chunked", True)),
     ],
 )
-def test_on_a_cuda_gpu_each_config_takes_its_path(name: str, expected: tuple[str, str, bool], hopper: Hardware) -> None:
-    kernels = choose_kernels(resolve_config(name).config, hopper)
+def test_on_a_cuda_gpu_each_config_takes_its_path(name: str, expected: tuple[str, str, bool]) -> None:
+    config = resolve_config(name).config
+    kernels = choose_kernels(config, plan_hardware(config, "NVIDIA H100 80GB HBM3"))
     assert (kernels.attention, kernels.loss, kernels.compile) == expected
     assert all((kernels.attention_reason, kernels.loss_reason, kernels.compile_reason))

@@ -25,12 +25,14 @@ from training_lab.engine import NonFiniteError, Trainer, make_trainer, train_upd
 from training_lab.errors import LabError
 from training_lab.evaluate import evaluate
 from training_lab.loss import ChunkedLoss
+from training_lab.memory_peaks import PeakMemory
 from training_lab.precision import choose_hardware
 from training_lab.randomness import global_streams, restore_global_streams
 from training_lab.record import RunFolder
 from training_lab.sample import draw, sample_tokens
 from training_lab.stopping import StopRequest
 from training_lab.tracking import MetricsWriter, Recorder, Row
+from training_lab.wall_clock import WallClock
 
 
 def trainer_of(config: Config) -> Trainer:
@@ -294,6 +296,9 @@ def test_a_signal_in_the_last_update_loses_no_evaluation(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(engine, "train_update", interrupted)
     with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
-        state = engine.train(trainer, RunFolder(tmp_path), Recorder(writer, shown.append), stop, 1, None)
+        recorder, folder = Recorder(writer, shown.append), RunFolder(tmp_path)
+        peaks, observation = PeakMemory(trainer.hardware.device), engine.observe(trainer, folder, recorder)
+        process = engine.Process(1, None, recorder, stop, WallClock(), peaks, observation)
+        state = engine.train(trainer, folder, process)
     assert state == "finished"
     assert [row["update"] for row in shown if row["kind"] == "evaluation"] == [0, 4]

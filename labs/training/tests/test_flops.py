@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from training_lab.config import ModelConfig
-from training_lab.flops import training_flops
+from training_lab.flops import flops_of_pieces
 from training_lab.loss import reference_loss
 from training_lab.model import Decoder, initialise
 
@@ -27,23 +27,23 @@ def test_the_full_count_is_what_torch_counts_in_an_update(lengths: list[int]) ->
     # torch counts no attention on a CPU but that of its plain implementation, which computes the whole square.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         reference_loss(model(tokens, positions, cu_seqlens), model.head_Vd, tokens).backward()
-    assert training_flops(SMALL, 97, np.array(lengths)).full == counter.get_total_flops()
+    assert flops_of_pieces(SMALL, 97, np.array(lengths)).full == counter.get_total_flops()
 
 
 def test_the_causal_count_leaves_out_the_pairs_that_may_not_attend() -> None:
-    counted = training_flops(SMALL, 97, np.array([10]))
+    counted = flops_of_pieces(SMALL, 97, np.array([10]))
     pairs, allowed = 100, 55
     assert counted.full - counted.causal == 12 * SMALL.num_layers * SMALL.d_model * (pairs - allowed)
 
 
 def test_a_token_costs_what_the_reference_run_was_said_to_cost() -> None:
     """919.5 MFLOP a token: `corrected`, full squares, with pieces whose token-weighted mean length is 1,612."""
-    counted = training_flops(CORRECTED, 50257, np.full(1000, 1612)).full / 1_612_000
+    counted = flops_of_pieces(CORRECTED, 50257, np.full(1000, 1612)).full / 1_612_000
     assert counted == pytest.approx(919.5e6, rel=1e-3)
 
 
 def test_counts_of_many_tokens_do_not_overflow() -> None:
     lengths = np.full(100_000, 4096, dtype=np.int32)
     assert (
-        training_flops(CORRECTED, 50257, lengths).full == 100_000 * training_flops(CORRECTED, 50257, lengths[:1]).full
+        flops_of_pieces(CORRECTED, 50257, lengths).full == 100_000 * flops_of_pieces(CORRECTED, 50257, lengths[:1]).full
     )

@@ -34,8 +34,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
         monkeypatch.setattr(importlib.util, "find_spec", find_spec)
         monkeypatch.setattr(shutil, "which", lambda name: None if "compiler" in missing else f"/bin/{name}")
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        return Hardware(torch.device(device), "pretended", compute, "pretended", 1)
+        return Hardware(torch.device(device), "pretended", compute, "pretended", 1, capability=capability)
 
     return pretend
 

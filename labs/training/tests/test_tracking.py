@@ -24,6 +24,7 @@ def update_row(update: int, segment: int = 1, seconds: float = 1.0, target_token
         "update": update,
         "loss": 1 / update,
         "segment": segment,
+        "input_tokens": 2 * target_tokens,
         "seconds": seconds,
         "target_tokens": target_tokens,
     }

@@ -7,6 +7,7 @@ import argparse
 import io
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from training_lab.resolve import resolve_config
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 good, 1 it failed, 2 the input is wrong, 130 or 143 stopped."""
+    started = time.monotonic()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the locale may know less than the texts that are printed
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     options = make_parser().parse_args(arguments)
+    options.started = started
     try:
         code: int = options.run(options)
         return code
@@ -81,12 +84,16 @@ def make_parser() -> argparse.ArgumentParser:
         commands,
         "plan",
         plan_command,
-        "Show what a config will train: parameters, optimizer groups, kernels, operations; nothing runs.",
+        "Show what a config will train: parameters, kernels, operations, memory, time and cost; nothing runs.",
         "examples:\n"
         "  python -m training_lab plan --config corrected\n"
+        "  python -m training_lab plan --config corrected --gpu 'NVIDIA H100 80GB HBM3' --price 2.99\n"
         "  python -m training_lab plan --config baseline --set optimizer.name=muon",
     )
     add_config(plan)
+    plan.add_argument("--gpu", metavar="NAME", help="plan for this GPU, which need not be here")
+    plan.add_argument("--mfu", type=float, metavar="SHARE", help="share of its peak that is reached, such as 0.4")
+    plan.add_argument("--price", type=float, metavar="USD", help="US dollars for an hour of it")
     plan.add_argument("--json", action="store_true", help="a JSON object, for programs")
 
     runs = command("runs", runs_command, "List the runs, newest first.", "")
@@ -150,17 +157,23 @@ def train_command(options: argparse.Namespace) -> int:
     need_training_packages()
     from training_lab.console import make_console
     from training_lab.train import run_training
+    from training_lab.wall_clock import WallClock
 
-    return run_training(resolved, options.runs, make_console(options.json), options.new, options.stop_after)
+    clock, console = WallClock(options.started), make_console(options.json)
+    return run_training(resolved, options.runs, console, options.new, options.stop_after, clock)
 
 
 def plan_command(options: argparse.Namespace) -> int:
     """`plan`."""
     resolved = resolve_config(options.config, options.set)
+    if options.mfu is not None and not 0 < options.mfu <= 1:
+        raise UserError(f"--mfu {options.mfu}: must be above 0 and at most 1")
+    if options.price is not None and not 0 <= options.price < 1e6:
+        raise UserError(f"--price {options.price}: must be 0 or more US dollars an hour")
     need_training_packages()
     from training_lab.plan import describe_plan, plan_run
 
-    plan = plan_run(resolved)
+    plan = plan_run(resolved, options.gpu, options.mfu, options.price)
     print(json.dumps(plan, indent=2, ensure_ascii=False) if options.json else "\n".join(describe_plan(plan)))
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -55,6 +56,10 @@ def need_training_packages() -> None:
         raise UserError(
             f"this command needs Python {need} or newer, this is {have}; use the environment of `make smoke`"
         )
+    # Read when torch is loaded: its profiler announces itself on standard error, and its CPU allocator complains of
+    # what was there before it.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         import torch  # noqa: F401
     except ImportError as error:

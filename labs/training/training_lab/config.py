@@ -213,6 +213,12 @@ class MeasureConfig:
                 "measure.peak_source",
                 "must say where measure.peak_tflops comes from (a data sheet, a measurement), and nothing without it",
             )
+        if self.timeline_from and -1 <= self.memory_update - self.timeline_from < self.timeline_updates:
+            yield Problem(
+                "measure.memory_update",
+                f"must not be among the updates of the timeline or the one before them, got {self.memory_update}; one "
+                f"after them is {self.timeline_from + self.timeline_updates}",
+            )
 
 
 @dataclass(frozen=True)

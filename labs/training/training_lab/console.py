@@ -25,6 +25,9 @@ MILESTONE_FORMATS = {"loss": ".4f", "val_loss": ".4f", "lr": ".3g", "grad_norm":
 
 EVENT_TEXTS = {
     "checkpoint": "update {update:>6}  saved {path}",
+    "timeline": "update {update:>6}  operations recorded in {path}",
+    "memory": "update {update:>6}  allocations recorded in {path}",
+    "not recorded": "warning: {path} was not recorded: {message}",
     "failure": "{state}: {message}",
     "implausible initial loss": "warning: the loss before training is {measured}, expected {expected:.4f}: "
     "likely a bug in the model, its initialisation or the labels",
@@ -267,6 +270,7 @@ def closing_lines(
     speed, measured = summary["throughput"]["target_tokens_per_s"], summary["throughput"]["measured_updates"]
     figure = f"{speed:,.0f} target tokens/s over {measured} updates" if speed else "not measured: too few updates"
     yield f"  speed            {figure}"
+    yield from utilisation_lines(summary["utilisation"])
     if summary["last_process"]["peak_memory"]["bytes"]:
         yield f"  peak memory      {summary['last_process']['peak_memory']['bytes'] / 2**20:,.0f} MiB"
     yield f"  elapsed          {duration(summary['last_process']['elapsed_s'])}"
@@ -279,6 +283,17 @@ def closing_lines(
         yield "  change a setting as said above, with --set or in the config; the same command would meet the same"
     else:
         yield f"  {command}"
+
+
+def utilisation_lines(utilisation: dict[str, Any]) -> Iterable[str]:
+    """How much of the device was used, as far as that is known."""
+    mfu, share, peak, probe = (utilisation[key] for key in ("mfu", "matmul_share", "peak", "matmul_probe"))
+    if mfu:
+        of = f"of {peak['tflops']:g} TFLOP/s {peak['dtype']}"
+        yield f"  MFU              {mfu['causal']:.2%} (full squares: {mfu['full']:.2%}) {of}"
+    if share:
+        of = f"of {probe['tflops']:.3g} TFLOP/s {probe['dtype']}, the best product measured here"
+        yield f"  matmul share     {share['causal']:.1%} (full squares: {share['full']:.1%}) {of}"
 
 
 def shown(folder: RunFolder) -> str:

@@ -6,10 +6,11 @@ observes it receives finished values.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -23,15 +24,19 @@ from training_lab.data.reading_ahead import ReadingAhead
 from training_lab.errors import LabError, UserError
 from training_lab.evaluate import evaluate
 from training_lab.kernels import Kernels, choose_kernels, compile_body
-from training_lab.loss import HeadLoss, Objective, make_head_loss
+from training_lab.loss import HeadLoss, Objective, head_buffers, make_head_loss
+from training_lab.memory_peaks import PeakMemory
 from training_lab.model import Decoder, expected_initial_loss, initialise, is_plausible
+from training_lab.observation import Held, Observation, plan_observation
 from training_lab.optim import make_optimizers, restore_optimizer, set_rates
+from training_lab.phases import Phases
 from training_lab.precision import Hardware
 from training_lab.randomness import global_streams, restore_global_streams, seed_global_streams
-from training_lab.record import CHECKPOINTS, RunFolder
+from training_lab.record import CHECKPOINTS, MEMORY_EVENTS, TIMELINE, RunFolder
 from training_lab.schedule import learning_rate, muon_momentum
 from training_lab.stopping import StopRequest
 from training_lab.tracking import Recorder, Row
+from training_lab.wall_clock import Span, WallClock
 
 
 class NonFiniteError(LabError):
@@ -70,6 +75,7 @@ class Trainer:
     optimizers: list[torch.optim.Optimizer]
     scaler: torch.amp.GradScaler
     progress: Progress
+    phases: Phases = field(default_factory=Phases)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds, as tensors and plain types."""
@@ -98,6 +104,45 @@ class Trainer:
         self.scaler.load_state_dict(state["scaler"])
         restore_global_streams(state["random"], self.hardware.device)
         self.progress = Progress(**state["progress"])
+
+    def held(self) -> Held:
+        """Bytes in tensors between two updates."""
+        parameters = list(self.model.parameters())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        states = [
+            value for optimizer in self.optimizers for state in optimizer.state.values() for value in state.values()
+        ]
+        tensors = [*parameters, *gradients, *filter(torch.is_tensor, states), *head_buffers(self.head_loss)]
+        return Held(sum(tensor.nbytes for tensor in tensors), sum(gradient.nbytes for gradient in gradients))
+
+
+@dataclass
+class Process:
+    """One process's part in a run: what surrounds its updates. It observes, and changes nothing."""
+
+    segment: int
+    """Which process of the run it is, from 1."""
+    stop_after: int | None
+    """The update after which it ends, if it was told to."""
+    recorder: Recorder
+    stop: StopRequest
+    clock: WallClock
+    peaks: PeakMemory
+    observation: Observation
+
+    @contextlib.contextmanager
+    def part(self, name: str, scope: str) -> Iterator[Span]:
+        """Gives the time of what is done in it to a part of the wall clock, its memory to a scope."""
+        with self.clock.part(name) as span, self.peaks.scope(scope):
+            yield span
+
+
+def observe(trainer: Trainer, folder: RunFolder, recorder: Recorder) -> Observation:
+    """The observation that the config asks for, of a process that goes on where the trainer is."""
+    first, last = trainer.progress.update + 1, trainer.config.train.updates
+    is_there = (folder.file(name).exists() for name in (TIMELINE, MEMORY_EVENTS))
+    plan = plan_observation(trainer.config.measure, first, last, *is_there)
+    return Observation(plan, folder, recorder, trainer.phases, trainer.hardware.device, trainer.held)
 
 
 def make_trainer(config: Config, hardware: Hardware, dataset: Dataset) -> Trainer:
@@ -158,29 +203,43 @@ def check_shapes(model: Decoder, saved: dict[str, torch.Tensor]) -> None:
     raise UserError(message)
 
 
-def train(
-    trainer: Trainer, folder: RunFolder, recorder: Recorder, stop: StopRequest, segment: int, stop_after: int | None
-) -> str:
+def train(trainer: Trainer, folder: RunFolder, process: Process) -> str:
     """Trains to the end of the config, or until it is told to stop. Returns the state in which the run is left.
 
     Raises NonFiniteError before an optimizer step with a loss or gradient that is not a number.
     """
-    config, progress = trainer.config, trainer.progress
-    with ReadingAhead(trainer.dataset, config.train.updates) as reader:
+    config, progress, recorder = trainer.config, trainer.progress, process.recorder
+    with ReadingAhead(trainer.dataset, config.train.updates) as reader, process.observation as observation:
+        is_stop = process.stop.requested
         while True:
             is_last = progress.update == config.train.updates
-            if is_due(config.eval.every, progress.update, is_last) and (is_last or not stop.requested):
-                measure(trainer, recorder)
-            is_stop = stop.requested or progress.update == stop_after
+            if is_due(config.eval.every, progress.update, is_last) and (is_last or not is_stop):
+                with process.part("evaluation", "evaluation"):
+                    measure(trainer, recorder)
+                is_stop = is_stop or process.stop.requested
             is_best = config.checkpoint.keep_best and progress.best_update == progress.update > 0
             if is_last or is_stop or is_best or is_due(config.checkpoint.every, progress.update, is_last):
-                save(trainer, folder, recorder)
+                with process.part("checkpoint", "checkpoint"):
+                    save(trainer, folder, recorder)
             if is_last:
                 return "finished"
             if is_stop:
-                return stop.state()
-            row = train_update(trainer, reader.take)
-            recorder.log({**row, "segment": segment})
+                return process.stop.state()
+            update = progress.update + 1
+            with process.clock.part("profile"), observation.of(update) as observed:
+                with process.part("update", "observed updates" if observed else "updates") as span:
+                    row = train_update(trainer, reader.take)
+                    is_stop = process.stop.requested or update == process.stop_after
+                    if is_stop or observation.is_edge(update) or is_interrupted(config, update):
+                        trainer.hardware.synchronise()  # no work of this update runs into what comes between
+                row |= {"seconds": span.seconds, "memory_bytes": process.peaks.now(), **observed}
+            recorder.log({**row, "segment": process.segment})
+
+
+def is_interrupted(config: Config, update: int) -> bool:
+    """Whether something comes between an update and the next."""
+    is_last = update == config.train.updates
+    return is_due(config.eval.every, update, is_last) or is_due(config.checkpoint.every, update, is_last)
 
 
 def is_due(every: int, update: int, is_last: bool) -> bool:
@@ -193,11 +252,11 @@ def train_update(trainer: Trainer, read: Callable[[int], UpdateData] | None = No
 
     Raises NonFiniteError instead of stepping on what is not a number.
     """
-    config, optimizers, scaler = trainer.config, trainer.optimizers, trainer.scaler
+    config, optimizers, scaler, phases = trainer.config, trainer.optimizers, trainer.scaler, trainer.phases
     update = trainer.progress.update + 1
-    started = time.perf_counter()
 
-    data = (read or trainer.dataset.update_data)(update)
+    with phases("batch"):
+        data = (read or trainer.dataset.update_data)(update)
     num_targets = data.num_target_tokens
     if num_targets == 0:
         raise LabError(
@@ -208,25 +267,28 @@ def train_update(trainer: Trainer, read: Callable[[int], UpdateData] | None = No
 
     lr = learning_rate(config, update)
     set_rates(optimizers, lr, muon_momentum(config, update))
-    trainer.model.zero_grad(set_to_none=True)
+    with phases("zero_grad"):
+        trainer.model.zero_grad(set_to_none=True)
     losses = []
     for micro_batch in data.micro_batches:
-        losses.append(forward_backward(trainer, micro_batch.to(trainer.hardware.device), num_targets))
+        with phases("transfer"):
+            there = micro_batch.to(trainer.hardware.device)
+        losses.append(forward_backward(trainer, there, num_targets))
 
-    for optimizer in optimizers:
-        scaler.unscale_(optimizer)
-    max_norm = config.optimizer.grad_clip or math.inf
-    grad_norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), max_norm).item()
-    micro_losses = [loss.item() for loss in losses]
+    with phases("clip"):
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+        max_norm = config.optimizer.grad_clip or math.inf
+        grad_norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), max_norm).item()
+        micro_losses = [loss.item() for loss in losses]
     # An overflow of scaled FP16 gradients is no failure: the step is skipped and the scale lowered.
     is_overflow = not math.isfinite(grad_norm) and scaler.get_scale() > 1 and has_overflow(trainer)
     refuse_non_finite(trainer, update, data, micro_losses, 0.0 if is_overflow else grad_norm, lr)
-    if not is_overflow:  # the scaler would skip those optimizers alone whose own gradients overflowed
-        for optimizer in optimizers:
-            scaler.step(optimizer)
-    scaler.update()
-    trainer.hardware.synchronise()
-    seconds = time.perf_counter() - started
+    with phases("optimizer"):
+        if not is_overflow:  # the scaler would skip those optimizers alone whose own gradients overflowed
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+        scaler.update()
 
     trainer.progress.update = update
     trainer.progress.target_tokens += num_targets
@@ -238,7 +300,7 @@ def train_update(trainer: Trainer, read: Callable[[int], UpdateData] | None = No
         "grad_norm": None if is_overflow else grad_norm,
         "target_tokens": num_targets,
         "input_tokens": int(data.pieces.lengths.sum()),
-        "seconds": seconds,
+        "sum_of_squared_lengths": int((data.pieces.lengths.astype("int64") ** 2).sum()),
         "batch_sha256": data.sha256,
     }
 
@@ -247,11 +309,12 @@ def forward_backward(trainer: Trainer, micro_batch: Batch, num_targets: int) -> 
     """Adds a micro-batch's gradient. Returns its share of the update's loss: its sum over the update's targets."""
     if micro_batch.num_target_tokens == 0:
         return torch.zeros(())
-    with trainer.hardware.autocast():
+    with trainer.phases("forward"), trainer.hardware.autocast():
         hidden_Td = trainer.model(micro_batch.tokens_T, micro_batch.positions_T, micro_batch.cu_seqlens)
         summed = trainer.head_loss(hidden_Td, trainer.model.head_Vd, micro_batch.labels_T, trainer.objective)
         loss = summed / num_targets
-    trainer.scaler.scale(loss).backward()
+    with trainer.phases("backward"):
+        trainer.scaler.scale(loss).backward()
     return loss.detach()
 
 

@@ -6,11 +6,15 @@ GELU, softmax, optimizer. Symbols: L layers of width d, T input tokens in pieces
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
 from training_lab.config import ModelConfig
+
+FORMULAS = {
+    "causal": "72·T·L·d² + 6·T·V·d + 6·L·d·Σ n(n + 1): of attention only the pairs that may attend, piece by piece",
+    "full": "72·T·L·d² + 6·T·V·d + 12·L·d·Σ n²: of attention the whole square of each piece, as it is often reported",
+}
 
 
 class Flops(NamedTuple):
@@ -22,10 +26,15 @@ class Flops(NamedTuple):
     """The whole square of each piece: 12·L·d·Σ n². What is often reported."""
 
 
-def training_flops(model: ModelConfig, vocab_size: int, lengths: np.ndarray) -> Flops:
-    """Operations to train on pieces of `lengths` input tokens: 72·T·L·d² + 6·T·V·d, and attention."""
-    layers, width, tokens = model.num_layers, model.d_model, int(lengths.sum())
-    squares = int((lengths.astype(np.int64) ** 2).sum())
+def training_flops(model: ModelConfig, vocab_size: int, tokens: int, squares: int) -> Flops:
+    """Operations to train on `tokens` input tokens in pieces whose squared lengths add up to `squares`."""
+    layers, width = model.num_layers, model.d_model
     products = 72 * tokens * layers * width**2 + 6 * tokens * vocab_size * width
     attention = 6 * layers * width
     return Flops(products + attention * (squares + tokens), products + 2 * attention * squares)
+
+
+def flops_of_pieces(model: ModelConfig, vocab_size: int, lengths: Iterable[int]) -> Flops:
+    """Operations to train on pieces of these many input tokens each."""
+    sizes = [int(length) for length in lengths]
+    return training_flops(model, vocab_size, sum(sizes), sum(size * size for size in sizes))

@@ -42,10 +42,10 @@ def choose_kernels(config: Config, hardware: Hardware) -> Kernels:
 
 def choose_attention(config: Config, hardware: Hardware) -> tuple[str, str]:
     """The backend for `kernels.attention`, and the reason."""
-    wanted, device = config.kernels.attention, hardware.device.type
+    wanted = config.kernels.attention
     obstacles = {
         "flash": obstacle_to_flash(config, hardware),
-        "flex": obstacle_to_flex(config, device),
+        "flex": obstacle_to_flex(config, hardware),
         "sdpa": "",
     }
     if wanted in ("auto", "auto_flex"):
@@ -67,7 +67,7 @@ def obstacle_to_flash(config: Config, hardware: Hardware) -> str:
         return "it runs on CUDA only"
     if hardware.compute == "fp32":
         return "it computes in BF16 or FP16 only"
-    if torch.cuda.get_device_capability(hardware.device) < (8, 0):
+    if hardware.capability < (8, 0):
         return "it needs a GPU of compute capability 8.0 or more"
     dimensions = config.model.d_model // config.model.num_heads
     if dimensions % 8 or dimensions > 256:
@@ -75,17 +75,22 @@ def obstacle_to_flash(config: Config, hardware: Hardware) -> str:
     return obstacle_of_dropout(config)
 
 
-def obstacle_to_flex(config: Config, device: str) -> str:
+def obstacle_to_flex(config: Config, hardware: Hardware) -> str:
     """Why FlexAttention cannot be used; empty if it can."""
-    if device != "cuda":
+    if hardware.device.type != "cuda":
         return "FlexAttention has no backward pass there"
-    if importlib.util.find_spec("triton") is None:
+    if missing_packages(hardware, "triton"):
         return "triton is not installed"
     if config.model.d_model // config.model.num_heads < 16:
         return "it needs heads of at least 16 dimensions"
     if has_rows_of_many_lengths(config):
         return "the micro-batches of a token budget differ in length"
     return obstacle_of_dropout(config)
+
+
+def missing_packages(hardware: Hardware, *names: str) -> list[str]:
+    """Those that are not installed where the run is to be."""
+    return [name for name in names if hardware.is_here and importlib.util.find_spec(name) is None]
 
 
 def has_rows_of_many_lengths(config: Config) -> bool:
@@ -101,7 +106,7 @@ def obstacle_of_dropout(config: Config) -> str:
 
 def choose_loss(wanted: str, hardware: Hardware) -> tuple[str, str]:
     """The kernel for `kernels.loss`, and the reason."""
-    missing = [name for name in ("liger_kernel", "triton") if importlib.util.find_spec(name) is None]
+    missing = missing_packages(hardware, "liger_kernel", "triton")
     obstacle = ""
     if hardware.device.type != "cuda":
         obstacle = "Liger's kernels run on CUDA only"
@@ -122,7 +127,7 @@ def choose_compile(config: Config, hardware: Hardware) -> tuple[bool, str]:
     obstacle = ""
     if device == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         obstacle = "no C++ compiler (c++, g++ or clang++) on PATH"
-    elif device == "cuda" and importlib.util.find_spec("triton") is None:
+    elif device == "cuda" and missing_packages(hardware, "triton"):
         obstacle = "triton is not installed"
     elif device == "mps":
         obstacle = "not supported on MPS"

@@ -61,6 +61,11 @@ def make_head_loss(kernel: str) -> HeadLoss:
     return liger_loss if kernel == "liger" else reference_loss
 
 
+def head_buffers(head_loss: HeadLoss) -> list[torch.Tensor]:
+    """The memory that a head and loss keeps from call to call."""
+    return head_loss.buffers() if isinstance(head_loss, ChunkedLoss) else []
+
+
 def reference_loss(
     hidden_Td: torch.Tensor, head_Vd: torch.Tensor, labels_T: torch.Tensor, objective: Objective = CROSS_ENTROPY
 ) -> torch.Tensor:
@@ -103,6 +108,10 @@ class ChunkedLoss:
         head_Wd[vocab_size:] = 0
         loss: torch.Tensor = _Chunks.apply(hidden_Td, head_Vd, labels_T, head_Wd, logits_CW, objective)  # type: ignore[no-untyped-call]
         return loss
+
+    def buffers(self) -> list[torch.Tensor]:
+        """The memory that is kept."""
+        return list(self._buffers.values())
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory that is kept for the next call; its content is what the last one left."""

@@ -1,42 +1,63 @@
-"""What a run's rows say about its speed, with the definition beside the figure; and the memory that it took."""
+"""What a run's rows say about its speed, with the definition beside the figure. Pure."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
-
-import torch
 
 from training_lab.tracking import Row
 
 THROUGHPUT_DEFINITION = (
-    "target tokens of the measured updates divided by their seconds, a ratio of sums; an update's seconds cover batch, "
-    "transfer, forward, backward, clipping and optimizer, not evaluation, checkpoints and logging"
+    "target tokens of the measured updates divided by their seconds and devices, a ratio of sums. An update's seconds "
+    "cover batch, transfer, forward, backward, clipping and optimizer; evaluation, checkpoints, logging and the export "
+    "of profiles fall between updates. Updates that follow each other make a window; the device is waited for where a "
+    "window begins and ends, not inside"
 )
 
+OBSERVED = {
+    "timeline warm-up": "the profiler warmed up on it",
+    "timeline": "its operations were recorded",
+    "memory": "its allocations were recorded",
+}
+"""What a row's `observed` says, and why the update is then left out."""
 
-def throughput(updates: list[Row], warmup_updates: int) -> dict[str, Any]:
-    """Tokens per second over the update rows, leaving out the first `warmup_updates` of each process.
 
-    `target_tokens_per_s` is None if nothing is left.
-    """
-    excluded, measured = [], []
+def exclusions(updates: list[Row], warmup_updates: int) -> dict[int, str]:
+    """The updates that are no part of the steady state, each with the reason: the first `warmup_updates` of each
+    process, and those that were observed at work."""
+    excluded: dict[int, str] = {}
     seen_in_segment: dict[int, int] = {}
     for row in updates:
         place = seen_in_segment[row["segment"]] = seen_in_segment.get(row["segment"], 0) + 1
         if place <= warmup_updates:
-            excluded.append({"update": row["update"], "reason": f"one of the first {warmup_updates} of its process"})
-        else:
-            measured.append(row)
-    tokens = sum(row["target_tokens"] for row in measured)
-    seconds = sum(row["seconds"] for row in measured)
+            excluded[row["update"]] = f"one of the first {warmup_updates} of its process"
+        elif row.get("observed") in OBSERVED:
+            excluded[row["update"]] = OBSERVED[row["observed"]]
+    return excluded
+
+
+def measured_rows(updates: list[Row], warmup_updates: int) -> list[Row]:
+    """The update rows of the steady state."""
+    excluded = exclusions(updates, warmup_updates)
+    return [row for row in updates if row["update"] not in excluded]
+
+
+def throughput(updates: list[Row], warmup_updates: int, devices: int = 1) -> dict[str, Any]:
+    """Tokens per second and device over the update rows of the steady state; None if there are none."""
+    measured = measured_rows(updates, warmup_updates)
+    seconds = sum(row["seconds"] for row in measured) * devices
+    targets, inputs = (sum(row[key] for row in measured) for key in ("target_tokens", "input_tokens"))
     return {
-        "target_tokens_per_s": tokens / seconds if measured else None,
+        "target_tokens_per_s": targets / seconds if measured else None,
+        "input_tokens_per_s": inputs / seconds if measured else None,
         "definition": THROUGHPUT_DEFINITION,
+        "devices": devices,
         "measured_updates": len(measured),
-        "measured_target_tokens": tokens,
-        "measured_seconds": seconds,
-        "excluded": excluded,
+        "measured_target_tokens": targets,
+        "measured_input_tokens": inputs,
+        "measured_seconds": seconds / devices,
+        "excluded": [
+            {"update": update, "reason": reason} for update, reason in exclusions(updates, warmup_updates).items()
+        ],
     }
 
 
@@ -58,17 +79,3 @@ def milestones(updates: list[Row], evaluations: list[Row], at_most: int = 12) ->
         }
         for update in chosen
     ]
-
-
-def peak_memory(device: torch.device) -> dict[str, Any]:
-    """The most memory that the process used so far, in bytes, and what that means on this device."""
-    if device.type == "cuda":
-        definition = "most bytes in tensors on the GPU at one time (max_memory_allocated)"
-        return {"bytes": torch.cuda.max_memory_allocated(device), "definition": definition}
-    try:
-        import resource
-    except ImportError:
-        return {"bytes": None, "definition": "not known on this system"}
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return {"bytes": peak, "definition": "most resident memory of the whole process, Python and libraries included"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from training_lab.config import Config
 from training_lab.errors import UserError
+from training_lab.gpus import need_gpu
 from training_lab.provenance import usable_cpus
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -24,6 +26,12 @@ class Hardware:
     compute: str
     compute_reason: str
     num_threads: int
+    gpu: str | None = None
+    """The CUDA GPU's own name."""
+    capability: tuple[int, int] = (0, 0)
+    """Its CUDA compute capability."""
+    is_here: bool = True
+    """False for a GPU that is only planned for: what is installed there is not known, and taken to be complete."""
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Matrix products in the chosen type; parameters stay FP32."""
@@ -51,9 +59,8 @@ class Hardware:
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
         }
-        if self.device.type == "cuda":
-            facts["gpu"] = torch.cuda.get_device_name(self.device)
-            facts["cudnn"] = torch.backends.cudnn.version()
+        if self.gpu is not None:
+            facts |= {"gpu": self.gpu, "cudnn": torch.backends.cudnn.version()}
         return facts
 
 
@@ -67,7 +74,21 @@ def choose_hardware(config: Config) -> Hardware:
     num_threads = config.train.num_threads or usable_cpus()
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision("highest")  # FP32 means FP32, whatever an environment variable says
-    return Hardware(device, device_reason, compute, compute_reason, num_threads)
+    hardware = Hardware(device, device_reason, compute, compute_reason, num_threads)
+    if device.type != "cuda":
+        return hardware
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    return dataclasses.replace(hardware, gpu=name, capability=capability)
+
+
+def plan_hardware(config: Config, name: str) -> Hardware:
+    """The hardware of a run on a GPU that need not be here. Raises UserError for one that the lab does not know."""
+    gpu, wanted = need_gpu(name), config.precision.compute
+    by_default = ("bf16", f"{name} has BF16 in hardware") if gpu.capability >= (8, 0) or not any(gpu.capability) else (
+        "fp16", f"{name} has no BF16 in hardware")  # fmt: skip
+    compute, reason = by_default if wanted == "auto" else (wanted, "asked for by precision.compute")
+    device = torch.device("cuda")
+    return Hardware(device, "planned with --gpu", compute, reason, usable_cpus(), name, gpu.capability, is_here=False)
 
 
 def choose_device(wanted: str) -> tuple[torch.device, str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import datetime
 import shlex
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,22 +13,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from training_lab import record
-from training_lab.checkpoint import Checkpoint, list_checkpoints, newest_good, set_aside_damaged, weights_sha256
+from training_lab.checkpoint import Checkpoint, newest_good, set_aside_damaged, weights_sha256
+from training_lab.config import Config
 from training_lab.console import Console
 from training_lab.data.dataset import Dataset, differences, prepare_dataset
 from training_lab.data.tokenizers import decode
-from training_lab.engine import NonFiniteError, Trainer, compile_trainer, make_trainer, train
+from training_lab.engine import NonFiniteError, Process, Trainer, compile_trainer, make_trainer, observe, train
 from training_lab.errors import LabError, UserError
-from training_lab.loss import Objective
-from training_lab.measurement import milestones, peak_memory, throughput
+from training_lab.kernels import choose_kernels
 from training_lab.memory import OutOfMemoryError, advice_when_out_of_memory
-from training_lab.model import count_parameters, expected_initial_loss, is_plausible
+from training_lab.memory_peaks import PeakMemory
+from training_lab.model import count_parameters, expected_initial_loss
 from training_lab.optim import describe_groups
 from training_lab.precision import choose_hardware
+from training_lab.prediction import micro_batch_tokens, need_memory
+from training_lab.probe import measure_matmul_rate
 from training_lab.provenance import changed_files, describe_host, describe_source
 from training_lab.record import RunFolder
 from training_lab.resolve import Resolved
 from training_lab.stopping import StopRequest
+from training_lab.summary import Outcome, end_of_process, summarise
 from training_lab.tracking import (
     MetricsWriter,
     Recorder,
@@ -38,6 +41,7 @@ from training_lab.tracking import (
     read_metrics,
     rows_of_kind,
 )
+from training_lab.wall_clock import WallClock
 
 
 class Continuation(NamedTuple):
@@ -49,20 +53,26 @@ class Continuation(NamedTuple):
     """What is wrong with checkpoints that were passed over."""
 
 
-class Outcome(NamedTuple):
-    """How a process's training ended."""
+class Begun(NamedTuple):
+    """What a process knows before its first update."""
 
-    state: str
-    exit_code: int
-    failure: dict[str, Any]
+    continuation: Continuation | None
+    """Where the run goes on; None for one that begins."""
+    stats: dict[str, Any]
+    """The figures of the data."""
+    segment: int
+    stop_after: int | None
+    clock: WallClock
+    peaks: PeakMemory
 
 
-def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: bool, stop_after: int | None) -> int:
+def run_training(
+    resolved: Resolved, runs_dir: Path, console: Console, is_new: bool, stop_after: int | None, clock: WallClock
+) -> int:
     """Trains the config to its end, going on with an unfinished run of it. Returns the exit code."""
     config = resolved.config
     if stop_after is not None and not 0 < stop_after <= config.train.updates:
         raise UserError(f"--stop-after {stop_after}: must be from 1 to train.updates = {config.train.updates}")
-    started = time.monotonic()
     source = describe_source()
     folder = None if is_new else find_unfinished(resolved, runs_dir, source)
     with contextlib.ExitStack() as held:
@@ -76,9 +86,11 @@ def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: b
                 raise UserError(f"{folder.path}: another process has just finished it; start another run with --new")
             checkpoint, damaged = newest_good(folder.file(record.CHECKPOINTS))
         hardware = choose_hardware(config)
-        with console.preparing(f"Preparing the text ({config.data.source}, {config.data.tokenizer})") as progress:
+        peaks = PeakMemory(hardware.device)
+        with clock.part("data"), console.preparing(preparing(config)) as progress:
             dataset = prepare_dataset(config, progress)
             stats = dataset.stats(progress)
+        need_memory(config, dataset.tokenizer.vocab_size, hardware, choose_kernels(config, hardware))
         trainer = make_trainer(config, hardware, dataset)
         continuation: Continuation | None = None
         if folder is None:
@@ -94,38 +106,41 @@ def run_training(resolved: Resolved, runs_dir: Path, console: Console, is_new: b
         compiled = compile_trainer(trainer, console.warn)
         facts = {**describe_host(), **hardware.describe(), **trainer.kernels.describe(), **compiled}
         record_environment(folder, {"segment": segment, **facts}, console)
-        return train_in_folder(trainer, folder, resolved, console, continuation, stats, segment, stop_after, started)
+        begun = Begun(continuation, stats, segment, stop_after, clock, peaks)
+        return train_in_folder(trainer, folder, resolved, console, begun)
 
 
-def train_in_folder(
-    trainer: Trainer,
-    folder: RunFolder,
-    resolved: Resolved,
-    console: Console,
-    continuation: Continuation | None,
-    stats: dict[str, Any],
-    segment: int,
-    stop_after: int | None,
-    started: float,
-) -> int:
+def preparing(config: Config) -> str:
+    """What is being done before the first update, in words."""
+    return f"Preparing the text ({config.data.source}, {config.data.tokenizer})"
+
+
+def train_in_folder(trainer: Trainer, folder: RunFolder, resolved: Resolved, console: Console, begun: Begun) -> int:
     """Trains, and closes the folder however that ends. Returns the exit code."""
     command = command_of(resolved, folder.path.parent)
     folder.file(record.MANIFEST).unlink(missing_ok=True)
-    with MetricsWriter(folder.file(record.METRICS)) as writer:
-        folder.write_json(record.SUMMARY, summarise(trainer, folder, Outcome("running", 0, {}), segment, started))
+    with MetricsWriter(folder.file(record.METRICS)) as writer, StopRequest() as stop:
         recorder = Recorder(writer, console.row)
-        console.begin(opening(resolved, trainer, folder, continuation, stats), command)
-        if continuation is None:
-            recorder.event("start", segment=segment)
+        observation = observe(trainer, folder, recorder)
+        process = Process(begun.segment, begun.stop_after, recorder, stop, begun.clock, begun.peaks, observation)
+        folder.write_json(record.SUMMARY, summarise(trainer, folder, Outcome("running", 0, {}), process, None))
+        console.begin(opening(resolved, trainer, folder, begun.continuation, begun.stats), command)
+        facts = {"segment": begun.segment, "utc": utc_now()}
+        if begun.continuation is None:
+            recorder.event("start", **facts)
         else:
-            update, line = trainer.progress.update, continuation.first_line
-            recorder.event("resume", segment=segment, from_update=update, supersedes_from_line=line)
-        outcome = train_to_outcome(trainer, folder, recorder, segment, stop_after)
-        if outcome.failure:
-            with contextlib.suppress(LabError):  # a full disk may take no more rows; the summary has it as well
+            update, line = trainer.progress.update, begun.continuation.first_line
+            recorder.event("resume", from_update=update, supersedes_from_line=line, **facts)
+        begun.clock.switch("other")
+        outcome = train_to_outcome(trainer, folder, process)
+        probe = probe_device(trainer, process, outcome)
+        summary = summarise(trainer, folder, outcome, process, probe)
+        folder.write_json(record.SUMMARY, summary)
+        with contextlib.suppress(LabError):  # a full disk may take no more rows; the summary has it as well
+            if outcome.failure:
                 recorder.event("failure", state=outcome.state, message=outcome.failure["message"])
-    summary = summarise(trainer, folder, outcome, segment, started)
-    folder.write_json(record.SUMMARY, summary)
+            recorder.event("end", utc=utc_now(), **end_of_process(process))
+            recorder.sync()
     folder.write_manifest()
     losses = [row["loss"] for row in rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")]
     console.end(summary, losses, folder, command, example_prompt(trainer.dataset))
@@ -134,25 +149,37 @@ def train_in_folder(
     return outcome.exit_code
 
 
-def train_to_outcome(
-    trainer: Trainer, folder: RunFolder, recorder: Recorder, segment: int, stop_after: int | None
-) -> Outcome:
+def train_to_outcome(trainer: Trainer, folder: RunFolder, process: Process) -> Outcome:
     """Trains until the end, a stop or a failure, and says which."""
-    with StopRequest() as stop:
-        try:
-            with advice_when_out_of_memory(trainer.config):
-                state = train(trainer, folder, recorder, stop, segment, stop_after)
-            recorder.sync()
-        except NonFiniteError as error:
-            return Outcome("failed: non-finite", 1, {"message": str(error), **error.facts})
-        except OutOfMemoryError as error:
-            return Outcome("failed: out of memory", 1, {"message": str(error)})
-        except LabError as error:
-            return Outcome("failed: error", 1, {"message": str(error)})
-        except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-            return Outcome("failed: error", 1, {"message": message, "traceback": traceback.format_exc()})
-        return Outcome(state, stop.exit_code if state == "interrupted" else 0, {})
+    try:
+        with advice_when_out_of_memory(trainer.config):
+            state = train(trainer, folder, process)
+        process.recorder.sync()
+    except NonFiniteError as error:
+        return Outcome("failed: non-finite", 1, {"message": str(error), **error.facts})
+    except OutOfMemoryError as error:
+        return Outcome("failed: out of memory", 1, {"message": str(error)})
+    except LabError as error:
+        return Outcome("failed: error", 1, {"message": str(error)})
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        return Outcome("failed: error", 1, {"message": message, "traceback": traceback.format_exc()})
+    return Outcome(state, process.stop.exit_code if state == "interrupted" else 0, {})
+
+
+def probe_device(trainer: Trainer, process: Process, outcome: Outcome) -> dict[str, Any] | None:
+    """The rate of matrix products here, where the config asks for it and the run is finished: nothing is trained
+    after it."""
+    config = trainer.config
+    if not config.measure.matmul_probe or outcome.state != "finished":
+        return None
+    with process.clock.part("profile"):
+        return measure_matmul_rate(trainer.hardware, micro_batch_tokens(config), config.model.d_model)
+
+
+def utc_now() -> str:
+    """The time, as ISO 8601 in UTC to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def find_unfinished(resolved: Resolved, runs_dir: Path, source: dict[str, Any]) -> RunFolder | None:
@@ -273,58 +300,6 @@ def opening(
         **trainer.hardware.describe(),
         **trainer.kernels.describe(),
     }
-
-
-def summarise(trainer: Trainer, folder: RunFolder, outcome: Outcome, segment: int, started: float) -> dict[str, Any]:
-    """The content of `summary.json`."""
-    rows = read_metrics(folder.file(record.METRICS))
-    updates, evaluations = rows_of_kind(rows, "update"), rows_of_kind(rows, "evaluation")
-    expected = expected_initial_loss(trainer.dataset.tokenizer.vocab_size, trainer.config.model.d_model)
-    initial = evaluations[0]["val_loss"] if evaluations and evaluations[0]["update"] == 0 else None
-    best = trainer.progress
-    saved = [checkpoint.update for checkpoint in list_checkpoints(folder.file(record.CHECKPOINTS))]
-    return {
-        "state": outcome.state,
-        **({"failure": outcome.failure} if outcome.failure else {}),
-        "updates": trainer.progress.update,
-        "planned_updates": trainer.config.train.updates,
-        "target_tokens": trainer.progress.target_tokens,
-        "loss": {
-            "definition": loss_definition(trainer.objective),
-            "first": updates[0]["loss"] if updates else None,
-            "last": updates[-1]["loss"] if updates else None,
-        },
-        "val_loss": {
-            "definition": "mean cross-entropy over the target tokens of the fixed validation set, in nats",
-            "validation_identity": trainer.dataset.validation.identity,
-            "first": evaluations[0]["val_loss"] if evaluations else None,
-            "last": evaluations[-1]["val_loss"] if evaluations else None,
-            "best": best.best_val_loss if math.isfinite(best.best_val_loss) else None,
-            "best_update": best.best_update if best.best_update >= 0 else None,
-        },
-        "initial_loss": {
-            "expected": expected,
-            "measured": initial,
-            "is_plausible": None if initial is None else is_plausible(initial, expected),
-        },
-        "milestones": milestones(updates, evaluations),
-        "throughput": throughput(updates, trainer.config.measure.warmup_updates),
-        "last_process": {
-            "segment": segment,
-            "elapsed_s": time.monotonic() - started,
-            "peak_memory": peak_memory(trainer.hardware.device),
-        },
-        "weights_sha256": weights_sha256(trainer.model),
-        "checkpoints": sorted(saved),
-    }
-
-
-def loss_definition(objective: Objective) -> str:
-    """What the training loss is, in words."""
-    terms = [f"label smoothing {objective.label_smoothing:g}"] if objective.label_smoothing else []
-    terms += [f"z-loss {objective.z_loss:g}"] if objective.z_loss else []
-    with_terms = f", with {' and '.join(terms)}" if terms else ""
-    return f"mean cross-entropy{with_terms} over the target tokens of an update, in nats"
 
 
 def example_prompt(dataset: Dataset) -> str:
