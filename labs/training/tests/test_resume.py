@@ -40,6 +40,10 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+UNEQUAL = {"seconds", "memory_bytes", "segment"}
+"""What may differ from process to process."""
+
+
 def final_state(folder: RunFolder) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(folder.file("checkpoint.pt"), weights_only=True)
     return state
@@ -48,7 +52,7 @@ def final_state(folder: RunFolder) -> dict[str, Any]:
 def results(folder: RunFolder) -> list[Row]:
     """What readers see of updates and evaluations, less what may differ: time, and which process it was."""
     rows = [row for row in read_metrics(folder.file(METRICS)) if row["kind"] != "event"]
-    return [{key: value for key, value in row.items() if key not in ("seconds", "segment")} for row in rows]
+    return [{key: value for key, value in row.items() if key not in UNEQUAL} for row in rows]
 
 
 @pytest.fixture(scope="module")
