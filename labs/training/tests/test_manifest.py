@@ -184,3 +184,34 @@ def test_without_a_manifest_nothing_is_called_good(closed_run: RunFolder, state:
     findings = closed_run.verify_manifest()
     assert bad(findings) == [(record.MANIFEST, f"missing: {why}; nothing says what the files should be")]
     assert len(findings) == 1
+
+
+def test_what_was_made_anew_is_brought_up_to_date_and_nothing_else(closed_run: RunFolder) -> None:
+    before = closed_run.read_json(record.MANIFEST)["files"]
+    closed_run.file("report.html").write_bytes(b"new")
+    closed_run.file("empty").write_bytes(b"damaged")
+    closed_run.refresh_manifest("report.html")
+    after = closed_run.read_json(record.MANIFEST)["files"]
+    assert after.pop("report.html") == {"bytes": 3, "sha256": sha256_of_file(closed_run.file("report.html"))}
+    assert after == before
+    assert [subject for subject, _ in bad(closed_run.verify_manifest())] == ["empty"]
+
+
+def test_without_a_manifest_none_is_made(closed_run: RunFolder) -> None:
+    closed_run.file(record.MANIFEST).unlink()
+    closed_run.refresh_manifest("empty")
+    assert not closed_run.file(record.MANIFEST).exists()
+
+
+@pytest.mark.parametrize("content", [b"# what I saw", None])
+def test_notes_may_be_changed_by_the_person_whose_they_are(content: bytes | None) -> None:
+    folder = make_run("run")
+    folder.file(record.NOTES).write_bytes(b"")
+    folder.write_manifest()
+    assert bad(folder.verify_manifest()) == []
+    folder.file(record.NOTES).unlink()
+    if content is not None:
+        folder.file(record.NOTES).write_bytes(content)
+    (finding,) = (one for one in folder.verify_manifest() if one.subject == record.NOTES)
+    assert finding.is_good
+    assert "yours to change" in finding.message

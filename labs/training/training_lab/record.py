@@ -138,6 +138,17 @@ class RunFolder:
             files[name] = {"bytes": status.st_size, "sha256": hashes[inode]}
         self.write_json(MANIFEST, {"run": self.run_id, "files": files})
 
+    def refresh_manifest(self, *names: str) -> None:
+        """Brings the entries of files that were made anew up to date, and no others: what is damaged stays known as
+        damaged. Without a manifest nothing happens. Raises LabError if it is damaged itself."""
+        if not self.file(MANIFEST).exists():
+            return
+        manifest = self.read_json(MANIFEST, files=dict)
+        for name in names:
+            path = self.file(name)
+            manifest["files"][name] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
+        self.write_json(MANIFEST, {**manifest, "files": dict(sorted(manifest["files"].items()))})
+
     def verify_manifest(self) -> list[Finding]:
         """Compares every file with the manifest, and names what is missing, changed or not listed."""
         if not self.file(MANIFEST).exists():
@@ -151,7 +162,9 @@ class RunFolder:
         findings = []
         for name, (size, sha256) in sorted(expected.items()):
             path = self.file(name)
-            if not path.is_file():
+            if name == NOTES and not (path.is_file() and sha256_of_file(path) == sha256):
+                findings.append(Finding(name, True, "edited since the run was closed: notes are yours to change"))
+            elif not path.is_file():
                 findings.append(Finding(name, False, "missing"))
             elif path.stat().st_size != size:
                 findings.append(Finding(name, False, f"changed: has {path.stat().st_size} bytes, had {size}"))

@@ -249,6 +249,8 @@ def write_beginning(
     folder.write_json(record.SOURCE, source)
     folder.write_json(record.DATA_MANIFEST, trainer.dataset.manifest)
     folder.write_json(record.DATA_STATS, stats)
+    notes = f"# {folder.run_id}\n\n## Question\n\n{resolved.config.purpose}\n\n## Expected\n\n\n## Seen\n\n"
+    record.write_atomically(folder.file(record.NOTES), notes.encode("utf-8"))
     model = {
         "parameters": count_parameters(trainer.model),
         "optimizer_groups": describe_groups(trainer.model, trainer.config.optimizer),
