@@ -239,6 +239,16 @@ def test_an_empty_history_is_told_and_no_file_is_left(monkeypatch: pytest.Monkey
     assert not Path(record.MEMORY_EVENTS).exists()
 
 
+def test_on_a_device_that_tells_nothing_of_allocations_that_is_said() -> None:
+    rows = list[Row]()
+    with MetricsWriter(Path("metrics.jsonl")) as writer:
+        recorder, device = Recorder(writer, rows.append), torch.device("mps")
+        watching = Observation({5: "memory"}, RunFolder(Path.cwd()), recorder, Phases(), device, lambda: Held(0, 0))
+        with watching, watching.of(5):
+            pass
+    assert [row["message"] for row in rows] == ["nothing tells of allocations on mps"]
+
+
 # --- a whole run ---
 
 

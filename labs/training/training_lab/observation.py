@@ -122,8 +122,13 @@ class Observation:
 
     @contextlib.contextmanager
     def _memory(self, update: int) -> Iterator[None]:
-        history = CudaHistory(self.device) if self.device.type == "cuda" else CpuHistory(self.device)
-        held = self.held()
+        make_history = HISTORIES.get(self.device.type)
+        if make_history is None:
+            message = f"nothing tells of allocations on {self.device.type}"
+            self.recorder.event("not recorded", path=MEMORY_EVENTS, message=message)
+            yield
+            return
+        history, held = make_history(self.device), self.held()
         with history.recording(), watched(self.phases, history.phase):
             yield
         with self._reporting("memory", MEMORY_EVENTS) as facts:
@@ -278,3 +283,7 @@ class CudaHistory:
             raise ValueError("the allocator recorded nothing")
         write_atomically(folder.file(MEMORY_SNAPSHOT), pickle.dumps(self._snapshot))
         return memory_picture(changes, self.phases, self._base_bytes)
+
+
+HISTORIES: dict[str, Callable[[torch.device], CpuHistory | CudaHistory]] = {"cpu": CpuHistory, "cuda": CudaHistory}
+"""How allocations are recorded, by kind of device."""
