@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from training_lab.config import Config
+from training_lab.console import duration
 from training_lab.data.tokenizers import make_tokenizer
 from training_lab.errors import UserError
 from training_lab.flops import flops_of_pieces, training_flops
@@ -173,16 +174,15 @@ def time_lines(plan: dict[str, Any]) -> list[str]:
     time = plan["time"]
     if time is None:
         return []
+    total = " to ".join(dict.fromkeys(duration(time["seconds"][key]) for key in ("fewest", "most")))
     line = (
-        f"  time        {between(time['seconds_per_update'], 1)} s an update, {between(time['seconds'], 60)} min of "
-        f"updates, at MFU {time['mfu']:.1%} ({time['mfu_source']}) of {time['peak_tflops']:g} TFLOP/s"
+        f"  time        {between(time['seconds_per_update'], 1)} s an update, {total} for all of them, at MFU "
+        f"{time['mfu']:.1%} ({time['mfu_source']}) of {time['peak_tflops']:g} TFLOP/s"
     )
     if time["usd"] is None:
         return [line, "  cost        give --price USD_PER_HOUR"]
-    return [
-        line,
-        f"  cost        {between(time['usd'], 1)} USD for the updates, at {time['usd_per_hour']:g} USD an hour",
-    ]
+    cost = " to ".join(dict.fromkeys(f"{time['usd'][key]:,.2f}" for key in ("fewest", "most")))
+    return [line, f"  cost        {cost} USD for the updates, at {time['usd_per_hour']:g} USD an hour"]
 
 
 def between(bounds: dict[str, float], unit: float) -> str:
