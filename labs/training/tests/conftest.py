@@ -19,6 +19,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in GIT_VARIABLES & set(os.environ):
         monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_MODE", "disabled")  # nothing of a test goes anywhere that it does not say
     torch.manual_seed(0)
 
 

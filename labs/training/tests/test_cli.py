@@ -23,7 +23,7 @@ from training_lab.record import METRICS, SUMMARY, RunFolder, list_runs
 
 FILES = {
     "config.json", "source.json", "environment.json", "data-manifest.json", "data-stats.json", "metrics.jsonl",
-    "summary.json", "manifest.json", "checkpoint.pt", "checkpoints", "notes.md",
+    "summary.json", "manifest.json", "checkpoint.pt", "checkpoints", "notes.md", "wandb.json",
 }  # fmt: skip
 
 

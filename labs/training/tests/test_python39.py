@@ -86,11 +86,15 @@ def test_every_module_that_controls_a_run_is_imported_with_nothing_installed(
 def test_the_linter_and_the_import_floors_hold_the_same_modules_to_python_3_9() -> None:
     modules = {module for lab, module in modules_for_python39() if lab == "training"}
     tools = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]
-    (pattern,) = (key for key in tools["ruff"]["per-file-target-version"] if "training_lab" in key)
-    listed = re.findall(r"\{(.*)\}", pattern)[0].split(",")
-    assert {"training_lab" if name == "__init__" else f"training_lab.{name}" for name in listed} == modules
+    patterns = [key for key in tools["ruff"]["per-file-target-version"] if "training_lab" in key]
+    packages = [(re.findall(r"labs/training/(.*)/", pattern)[0].replace("/", "."), pattern) for pattern in patterns]
+    listed = {
+        f"{package}.{name}" for package, pattern in packages for name in re.findall(r"\{(.*)\}", pattern)[0].split(",")
+    }
+    assert {name.removesuffix(".__init__") for name in listed} == modules
     floors = next(c for c in tools["importlinter"]["contracts"] if c["name"].startswith("What controls a run"))
-    assert {*floors["modules"], "training_lab", "training_lab.__main__"} == modules
+    packages_themselves = {"training_lab", "training_lab.__main__", "training_lab.mirrors"}
+    assert {*floors["modules"], *packages_themselves} == modules
 
 
 # --- commands ---

@@ -16,6 +16,7 @@ from training_lab import record
 from training_lab.command import add_command, add_config, need_training_packages, print_findings
 from training_lab.data_command import add_data_commands
 from training_lab.errors import LabError, UserError
+from training_lab.mirror_commands import add_mirror_commands
 from training_lab.output import forget_output
 from training_lab.record import RunFolder, find_run, list_runs
 from training_lab.resolve import resolve_config
@@ -95,6 +96,8 @@ def make_parser() -> argparse.ArgumentParser:
     plan.add_argument("--mfu", type=float, metavar="SHARE", help="share of its peak that is reached, such as 0.4")
     plan.add_argument("--price", type=float, metavar="USD", help="US dollars for an hour of it")
     plan.add_argument("--json", action="store_true", help="a JSON object, for programs")
+
+    add_mirror_commands(commands)
 
     runs = command("runs", runs_command, "List the runs, newest first.", "")
     runs.add_argument("--json", action="store_true", help="a JSON list, for programs")

@@ -41,6 +41,9 @@ class Console(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
+    def note(self, message: str) -> None:
+        """Something that was decided before any work."""
+
     def preparing(self, what: str) -> Progress:
         """Before work that takes seconds or more; shows how far it is."""
 
@@ -73,6 +76,9 @@ class JsonConsole:
 
     def __exit__(self, *_: object) -> None: ...
 
+    def note(self, message: str) -> None:
+        """Programs read it in `begin`."""
+
     def preparing(self, what: str) -> Progress:
         """Programs wait for `begin`."""
         return NoProgress()
@@ -102,6 +108,9 @@ class PlainConsole:
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+    def note(self, message: str) -> None:
+        self.print(message)
 
     def preparing(self, what: str) -> Progress:
         self.print(f"{what} …")
@@ -247,6 +256,8 @@ def opening_lines(facts: dict[str, Any], command: str) -> Iterable[str]:
     yield f"  attention  {facts['attention']} ({facts['attention_reason']})"
     yield f"  loss       {facts['loss']} ({facts['loss_reason']})"
     yield f"  compile    {'on' if facts['compile'] else 'off'} ({facts['compile_reason']})"
+    if facts["wandb"] != "off":
+        yield f"  W&B        {facts['wandb']}, project {facts['wandb_project']} ({facts['wandb_reason']})"
     yield f"  expected loss before training: {facts['expected_initial_loss']:.4f} (ln V + d·0.02²/2)"
     yield f"  saved every {facts['checkpoint_every']:,} updates and at the end, in {facts['folder']}"
     yield f"  if it is stopped, this continues it: {command}"

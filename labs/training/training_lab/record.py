@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from training_lab.errors import LabError, UserError
 from training_lab.identity import sha256_of_file
+from training_lab.redaction import Secrets
 
 CONFIG = "config.json"
 SOURCE = "source.json"
@@ -33,6 +34,8 @@ TIMELINE = "timeline.json"
 MEMORY_SNAPSHOT = "memory-snapshot.pickle"
 MEMORY_EVENTS = "memory-events.json"
 NOTES = "notes.md"
+TENSORBOARD = "tensorboard"
+CSV = "metrics.csv"
 REPORT = "report.html"
 REPORT_DATA = "report.json"
 CHECKPOINTS = "checkpoints"
@@ -64,8 +67,10 @@ class RunFolder:
         return self.path / name
 
     def write_json(self, name: str, value: Any) -> None:
-        """Replaces a file of the folder as a whole: a crash leaves the old one or the new one."""
-        write_atomically(self.file(name), json_text(value).encode("utf-8"))
+        """Replaces a file of the folder as a whole: a crash leaves the old one or the new one. A secret in it is
+        replaced by its name."""
+        secrets_here = Secrets.from_environment(os.environ)
+        write_atomically(self.file(name), secrets_here.redact(json_text(value)).encode("utf-8"))
 
     def read_json(self, name: str, **keys: type) -> dict[str, Any]:
         """One of the folder's JSON files: an object that has at least `keys`, of these types.

@@ -12,6 +12,7 @@ import difflib
 import json
 import math
 import operator
+import os
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from training_lab.config import Config, fields_by_key, identified_values, sections, values_of
 from training_lab.errors import UserError
 from training_lab.identity import identity_of, sha256_of_bytes
+from training_lab.redaction import Secrets
 from training_lab.settings import Derived
 
 EXPERIMENTS = Path(__file__).resolve().parent.parent / "experiments"
@@ -94,7 +96,23 @@ def resolve_config(name_or_file: str, overrides: Iterable[str] = ()) -> Resolved
         entries.update(read_override(override))
         arguments += ["--set", override]
     config, origins = build(entries)
-    return Resolved(name, config, origins, files, tuple(arguments))
+    resolved = Resolved(name, config, origins, files, tuple(arguments))
+    refuse_secrets(resolved)
+    return resolved
+
+
+def refuse_secrets(resolved: Resolved) -> None:
+    """Raises UserError if a setting holds a secret: everything in a config is written down."""
+    secrets = Secrets.from_environment(os.environ)
+    settings = {"purpose": resolved.config.purpose, **flatten(values_of(resolved.config), resolved.name)}
+    for key, value in settings.items():
+        found = secrets.find(show(value))
+        if found:
+            origin = resolved.origins.get(key, resolved.name)
+            raise UserError(
+                f"{origin}: {key}: holds a secret ({', '.join(found)}), and a config is written into the record; take "
+                "it out, and put it into the environment"
+            )
 
 
 def config_from_record(record: Mapping[str, Any], label: str) -> Resolved:

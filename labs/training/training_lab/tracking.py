@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from training_lab.errors import LabError
+from training_lab.redaction import Secrets
 
 Row = dict[str, Any]
 
@@ -34,11 +35,13 @@ class MetricsWriter:
         self.path = path
         end_last_line(path)
         self.num_lines = count_lines(path)
+        self._secrets = Secrets.from_environment(os.environ)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the run
 
     def write(self, row: Row) -> None:
-        """Raises LabError if the disk refuses it."""
-        line = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+        """Raises LabError if the disk refuses it. A secret in it is replaced by its name."""
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        line = (self._secrets.redact(text) + "\n").encode("utf-8")
         with self._errors():
             while line:
                 line = line[self._file.write(line) :]
@@ -87,11 +90,16 @@ def read_metrics(path: Path) -> list[Row]:
 
     A line that a killed process left unfinished is passed over; what follows it can only be a `resume`.
     """
-    rows: list[Row | None] = []
     try:
         lines = path.read_text("utf-8", errors="replace").split("\n")
     except OSError as error:
         raise LabError(f"{path}: cannot be read: {error.strerror}") from error
+    return rows_that_count(lines, path)
+
+
+def rows_that_count(lines: list[str], path: Path) -> list[Row]:
+    """The rows of a metrics file's lines, superseded ones left out. Raises LabError for a damaged line of `path`."""
+    rows: list[Row | None] = []
     unfinished: int | None = None
     for number, line in enumerate(lines, start=1):
         if number == len(lines) and not line:

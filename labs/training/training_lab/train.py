@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import shlex
 import sys
 import traceback
@@ -16,6 +17,7 @@ from training_lab import record
 from training_lab.checkpoint import Checkpoint, newest_good, set_aside_damaged, weights_sha256
 from training_lab.config import Config
 from training_lab.console import Console
+from training_lab.csv_export import metrics_table
 from training_lab.data.dataset import Dataset, differences, prepare_dataset
 from training_lab.data.tokenizers import decode
 from training_lab.engine import NonFiniteError, Process, Trainer, compile_trainer, make_trainer, observe, train
@@ -23,6 +25,8 @@ from training_lab.errors import LabError, UserError
 from training_lab.kernels import choose_kernels
 from training_lab.memory import OutOfMemoryError, advice_when_out_of_memory
 from training_lab.memory_peaks import PeakMemory
+from training_lab.mirrors.handle import need_mirrors, start_mirrors
+from training_lab.mirrors.mode import WandbChoice, choose_wandb
 from training_lab.model import count_parameters, expected_initial_loss
 from training_lab.optim import describe_groups
 from training_lab.precision import choose_hardware
@@ -64,6 +68,7 @@ class Begun(NamedTuple):
     stop_after: int | None
     clock: WallClock
     peaks: PeakMemory
+    wandb: WandbChoice
 
 
 def run_training(
@@ -73,6 +78,8 @@ def run_training(
     config = resolved.config
     if stop_after is not None and not 0 < stop_after <= config.train.updates:
         raise UserError(f"--stop-after {stop_after}: must be from 1 to train.updates = {config.train.updates}")
+    choice = choose_wandb(config.tracking, os.environ)
+    need_mirrors(config.tracking)
     source = describe_source()
     folder = None if is_new else find_unfinished(resolved, runs_dir, source)
     with contextlib.ExitStack() as held:
@@ -85,6 +92,7 @@ def run_training(
             if folder.state() == "finished":
                 raise UserError(f"{folder.path}: another process has just finished it; start another run with --new")
             checkpoint, damaged = newest_good(folder.file(record.CHECKPOINTS))
+        console.note(f"W&B: {choice.mode} ({choice.reason})")
         hardware = choose_hardware(config)
         peaks = PeakMemory(hardware.device)
         with clock.part("data"), console.preparing(preparing(config)) as progress:
@@ -106,7 +114,7 @@ def run_training(
         compiled = compile_trainer(trainer, console.warn)
         facts = {**describe_host(), **hardware.describe(), **trainer.kernels.describe(), **compiled}
         record_environment(folder, {"segment": segment, **facts}, console)
-        begun = Begun(continuation, stats, segment, stop_after, clock, peaks)
+        begun = Begun(continuation, stats, segment, stop_after, clock, peaks, choice)
         return train_in_folder(trainer, folder, resolved, console, begun)
 
 
@@ -124,13 +132,14 @@ def train_in_folder(trainer: Trainer, folder: RunFolder, resolved: Resolved, con
         observation = observe(trainer, folder, recorder)
         process = Process(begun.segment, begun.stop_after, recorder, stop, begun.clock, begun.peaks, observation)
         folder.write_json(record.SUMMARY, summarise(trainer, folder, Outcome("running", 0, {}), process, None))
-        console.begin(opening(resolved, trainer, folder, begun.continuation, begun.stats), command)
+        console.begin(opening(resolved, trainer, folder, begun), command)
         facts = {"segment": begun.segment, "utc": utc_now()}
         if begun.continuation is None:
             recorder.event("start", **facts)
         else:
             update, line = trainer.progress.update, begun.continuation.first_line
             recorder.event("resume", from_update=update, supersedes_from_line=line, **facts)
+        mirrors = start_mirrors(folder, trainer.config.tracking, begun.wandb)
         begun.clock.switch("other")
         outcome = train_to_outcome(trainer, folder, process)
         probe = probe_device(trainer, process, outcome)
@@ -141,9 +150,14 @@ def train_in_folder(trainer: Trainer, folder: RunFolder, resolved: Resolved, con
                 recorder.event("failure", state=outcome.state, message=outcome.failure["message"])
             recorder.event("end", utc=utc_now(), **end_of_process(process))
             recorder.sync()
+        unmirrored = mirrors.close(trainer.config.tracking.timeout_s)
+    if trainer.config.tracking.csv:
+        record.write_atomically(folder.file(record.CSV), metrics_table(folder).encode("utf-8"))
     folder.write_manifest()
     losses = [row["loss"] for row in rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")]
     console.end(summary, losses, folder, command, example_prompt(trainer.dataset))
+    if unmirrored:
+        console.warn(unmirrored)
     if "traceback" in outcome.failure:
         print(outcome.failure["traceback"], file=sys.stderr)
     return outcome.exit_code
@@ -274,11 +288,11 @@ def record_environment(folder: RunFolder, environment: dict[str, Any], console: 
     folder.write_json(record.ENVIRONMENT, {"processes": [*known, environment]})
 
 
-def opening(
-    resolved: Resolved, trainer: Trainer, folder: RunFolder, continuation: Continuation | None, stats: dict[str, Any]
-) -> dict[str, Any]:
+def opening(resolved: Resolved, trainer: Trainer, folder: RunFolder, begun: Begun) -> dict[str, Any]:
     """What is shown before the first update."""
+    continuation = begun.continuation
     config, dataset, manifest = trainer.config, trainer.dataset, trainer.dataset.manifest
+    mirrored = {"wandb": begun.wandb.mode, "wandb_reason": begun.wandb.reason, "wandb_project": begun.wandb.project}
     return {
         "run": folder.run_id,
         "folder": str(folder.path),
@@ -291,7 +305,7 @@ def opening(
         "vocab_size": dataset.tokenizer.vocab_size,
         "source": config.data.source,
         "tokenizer": config.data.tokenizer,
-        "packing": stats["packing"],
+        "packing": begun.stats["packing"],
         "train_tokens": manifest["split"]["train"]["tokens"],
         "train_documents": manifest["split"]["train"]["documents"],
         "val_target_tokens": manifest["validation"]["target_tokens"],
@@ -299,6 +313,7 @@ def opening(
         "tokens_per_update": config.batch.update_tokens,
         "expected_initial_loss": expected_initial_loss(dataset.tokenizer.vocab_size, config.model.d_model),
         "checkpoint_every": config.checkpoint.every,
+        **mirrored,
         **trainer.hardware.describe(),
         **trainer.kernels.describe(),
     }
