@@ -40,14 +40,15 @@ def around_s(trainer: Trainer, folder: Path, updates: int) -> float:
     example = {"kind": "update", "loss": 1.2345678, "lr": 3e-4, "grad_norm": 0.5, "target_tokens": 8192,
                "input_tokens": 8192, "sum_of_squared_lengths": 2**21, "batch_sha256": "0" * 64}  # fmt: skip
 
-    def nothing(trainer: Trainer, read: Any) -> Row:
+    def nothing(trainer: Trainer, read: Any = None) -> Row:
         for name in ("batch", "zero_grad", "transfer", "forward", "backward", "clip", "optimizer"):
             with trainer.phases(name):
                 pass
         trainer.progress.update += 1
         return {**example, "update": trainer.progress.update}
 
-    real, engine.train_update = engine.train_update, nothing
+    real = engine.train_update, engine.save
+    engine.train_update, engine.save = nothing, lambda *_: None
     trainer.progress.evaluated_update, trainer.progress.update = 1, 1
     run = RunFolder(folder)
     (folder / "checkpoints").mkdir()
@@ -57,11 +58,10 @@ def around_s(trainer: Trainer, folder: Path, updates: int) -> float:
             observation = observe(trainer, run, recorder)
             process = Process(1, updates, recorder, StopRequest(), WallClock(), peaks, observation)
             started = time.perf_counter()
-            engine.save = lambda *_: None  # type: ignore[assignment]
             train(trainer, run, process)
             return (time.perf_counter() - started) / updates
     finally:
-        engine.train_update = real
+        engine.train_update, engine.save = real
 
 
 def processor_s(pid: int) -> float:
