@@ -30,7 +30,7 @@ floors: $(VENV)/tests
 	"$(BIN)/vermin" --quiet --no-tips --eval-annotations --target=3.9- --violations $(shell cat tools/python39.txt)
 
 unit: $(VENV)/tests
-	"$(BIN)/python" -m pytest
+	OMP_WAIT_POLICY=PASSIVE "$(BIN)/python" -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 $(VENV)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -342,6 +342,7 @@ NO_PART_OF_IDENTITY = {
     "tracking.entity": "someone",
     "tracking.tensorboard": True,
     "tracking.csv": True,
+    "tracking.report": False,
     "tracking.timeout_s": 5,
 }
 WITHOUT_ANOTHER_VALUE = {"data.end_of_text", "measure.peak_tflops", "measure.peak_source"}

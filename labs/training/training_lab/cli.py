@@ -19,7 +19,9 @@ from training_lab.errors import LabError, UserError
 from training_lab.mirror_commands import add_mirror_commands
 from training_lab.output import forget_output
 from training_lab.record import RunFolder, find_run, list_runs
+from training_lab.report_command import add_report_commands
 from training_lab.resolve import resolve_config
+from training_lab.watch_command import add_watch_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,6 +99,8 @@ def make_parser() -> argparse.ArgumentParser:
     plan.add_argument("--price", type=float, metavar="USD", help="US dollars for an hour of it")
     plan.add_argument("--json", action="store_true", help="a JSON object, for programs")
 
+    add_report_commands(commands)
+    add_watch_command(commands)
     add_mirror_commands(commands)
 
     runs = command("runs", runs_command, "List the runs, newest first.", "")

@@ -236,6 +236,8 @@ class TrackingConfig:
     """TensorBoard's event files, in the run's folder `tensorboard`."""
     csv: bool = False
     """`metrics.csv`, written when the process ends."""
+    report: bool = True
+    """`report.html` and `report.json`, made when the process ends; the command `report` makes them at any time."""
     timeout_s: float = setting(60.0, above=0.0, at_most=3600.0)
     """The longest that the end of a run waits for its mirrors."""
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from training_lab.output import forget_output, print_line
 from training_lab.progress import BarProgress, LineProgress, NoProgress, Progress
-from training_lab.record import RunFolder
+from training_lab.record import REPORT, RunFolder
 from training_lab.tracking import Row
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -287,6 +287,8 @@ def closing_lines(
     yield f"  elapsed          {duration(summary['last_process']['elapsed_s'])}"
     yield f"  folder           {folder.path}"
     yield "Next:"
+    if folder.file(REPORT).exists():
+        yield f"  python -m training_lab report {shown(folder)} --open"
     if summary["state"] == "finished":
         yield f"  python -m training_lab verify {shown(folder)}"
         yield f"  python -m training_lab sample {shown(folder)} --prompt {shlex.quote(prompt)}"

@@ -34,6 +34,7 @@ from training_lab.prediction import micro_batch_tokens, need_memory
 from training_lab.probe import measure_matmul_rate
 from training_lab.provenance import changed_files, describe_host, describe_source
 from training_lab.record import RunFolder
+from training_lab.report import write_report
 from training_lab.resolve import Resolved
 from training_lab.stopping import StopRequest
 from training_lab.summary import Outcome, end_of_process, summarise
@@ -154,10 +155,16 @@ def train_in_folder(trainer: Trainer, folder: RunFolder, resolved: Resolved, con
     if trainer.config.tracking.csv:
         record.write_atomically(folder.file(record.CSV), metrics_table(folder).encode("utf-8"))
     folder.write_manifest()
+    warnings = [unmirrored] if unmirrored else []
+    if trainer.config.tracking.report:
+        try:
+            write_report(folder)
+        except LabError as error:
+            warnings.append(str(error))
     losses = [row["loss"] for row in rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")]
     console.end(summary, losses, folder, command, example_prompt(trainer.dataset))
-    if unmirrored:
-        console.warn(unmirrored)
+    for message in warnings:
+        console.warn(message)
     if "traceback" in outcome.failure:
         print(outcome.failure["traceback"], file=sys.stderr)
     return outcome.exit_code
