@@ -257,7 +257,7 @@ def memory_chart(summary: str, said: dict[str, Any]) -> Chart:
         for name, begin, end in zip(phases["name"], phases["time"], phases["end"], strict=True)
     ]
     x = quantity("time", clock, scale={"nice": False})
-    y = quantity("held", unit, scale={"zero": True})
+    y = quantity("held", unit, scale={"zero": True}, stack=None)  # two points may have the same time
     area = {
         "type": "area",
         "interpolate": "step-after",
