@@ -166,7 +166,7 @@ def test_a_validation_loss_that_is_not_finite_is_found_out() -> None:
     with open(folder.file(record.METRICS), "a", encoding="utf-8") as file:
         file.write('{"kind": "evaluation", "update": 42, "val_loss": null, "target_tokens": 1, "seconds": 1}\n')
     one = verdict_of(report_of(folder), "No non-finite value")
-    assert (one["verdict"], "1 of 8 validation losses" in one["seen"]) == ("bad", True)
+    assert (one["verdict"], "1 of 7 validation losses" in one["seen"]) == ("bad", True)
 
 
 def test_an_earlier_version_says_what_it_did_not_record() -> None:
@@ -183,7 +183,7 @@ def test_config_shows_what_differs_from_its_base_first() -> None:
     assert set(said["chosen"]) == {key for key, one in origins.items() if one in ("--set", "experiments/profile.json")}
     assert "model.num_layers" not in said["chosen"], "that one is its base's, smoke"
     page = Page(write_report(folder).read_text("utf-8")).text
-    assert page.index("measure.matmul_probe") < page.index("All 77 settings") < page.index("data.source")
+    assert page.index("measure.matmul_probe") < page.index(f"All {len(origins)} settings") < page.index("data.source")
 
 
 def test_the_commands_make_the_run_again() -> None:
@@ -205,7 +205,7 @@ def test_the_same_folder_gives_the_same_bytes_twice(kind: str) -> None:
 
 def test_a_report_changes_nothing_but_its_own_two_entries_of_the_manifest() -> None:
     folder = folders.finished()
-    folder.file(record.NOTES).write_text("changed since", "utf-8")
+    folder.file(record.SOURCE).write_text("changed since", "utf-8")
     before = {name: folder.file(name).read_bytes() for name in folder.content()}
     listed = folder.read_json(record.MANIFEST)["files"]
     write_report(folder)
@@ -214,7 +214,7 @@ def test_a_report_changes_nothing_but_its_own_two_entries_of_the_manifest() -> N
     assert {name: one for name, one in now.items() if name in listed} == listed
     assert set(now) - set(listed) == {record.REPORT, record.REPORT_DATA}
     bad = [finding.subject for finding in folder.verify_manifest() if not finding.is_good]
-    assert bad == [record.NOTES], "a file that was changed must stay detectable"
+    assert bad == [record.SOURCE], "a file that was changed must stay detectable"
 
 
 @pytest.mark.parametrize("manifest", [None, "{", "[]", '{"files": 7}'])

@@ -145,10 +145,11 @@ class RunFolder:
 
     def refresh_manifest(self, *names: str) -> None:
         """Brings the entries of files that were made anew up to date, and no others: what is damaged stays known as
-        damaged. Without a manifest nothing happens. Raises LabError if it is damaged itself."""
-        if not self.file(MANIFEST).exists():
+        damaged. A folder without a manifest gets none, and a damaged one is left as it is."""
+        try:
+            manifest = self.read_json(MANIFEST, files=dict)
+        except LabError:
             return
-        manifest = self.read_json(MANIFEST, files=dict)
         for name in names:
             path = self.file(name)
             manifest["files"][name] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}

@@ -12,7 +12,6 @@ from training_lab.errors import LabError
 from training_lab.record import RunFolder, json_text, write_atomically
 from training_lab.report.contents import contents
 from training_lab.report.gather import gather
-from training_lab.report.manifest import update_manifest
 from training_lab.report.page import make_page
 
 
@@ -34,5 +33,5 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
     write_atomically(place / record.REPORT_DATA, data)
     write_atomically(place / record.REPORT, page)
     if output is None:
-        update_manifest(folder, (record.REPORT, record.REPORT_DATA))
+        folder.refresh_manifest(record.REPORT, record.REPORT_DATA)
     return place / record.REPORT

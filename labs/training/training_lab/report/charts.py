@@ -308,6 +308,9 @@ def render(chart: Chart) -> Html:
         svg: str = vl_convert.vegalite_to_svg(spec)
     except ValueError as error:
         raise LabError(f"the chart {chart.name} cannot be drawn: {error}") from error
-    # Clip paths are named the same in every picture, and a page has them all.
-    svg = re.sub(r'(id="|url\(#)(clip\d+)', rf"\g<1>{chart.name}-\g<2>", svg)
+    # Clip paths are numbered on through the process, so the same picture would have other names each time.
+    names: dict[str, str] = {}
+    svg = re.sub(
+        r'(?<=id=")clip\d+|(?<=url\(#)clip\d+', lambda m: names.setdefault(m[0], f"{chart.name}-{len(names)}"), svg
+    )
     return Html(svg.replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', ""))

@@ -192,7 +192,8 @@ def read_rows(path: Path, found: Gathered) -> None:
 def is_sane(row: Row) -> bool:
     """Whether a row's update is a number that an update can have."""
     update = row.get("update", 0)
-    return row["kind"] == "event" or (not isinstance(update, bool) and 0 <= update < MOST_UPDATE)
+    is_number = isinstance(update, int) and not isinstance(update, bool)
+    return row["kind"] == "event" or (is_number and 0 <= update < MOST_UPDATE)
 
 
 def supersede(rows: list[Row | None], resume: Row, found: Gathered) -> None:

@@ -22,9 +22,9 @@ class Html(str):
     __slots__ = ()
 
 
-def shown(text: str, kept: str = "") -> str:
+def shown(value: object, kept: str = "") -> str:
     """A text with control characters, but for `kept`, as escapes: they could hide or turn around what is near them."""
-    return "".join(c if is_visible(c) or c in kept else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(c if is_visible(c) or c in kept else c.encode("unicode_escape").decode("ascii") for c in str(value))
 
 
 def is_visible(character: str) -> bool:

@@ -41,6 +41,8 @@ def number(value: Any) -> Any:
     """A finite number as it is, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
+    if isinstance(value, int):
+        return value if abs(value) <= int(MOST_NUMBER) else None
     return value if math.isfinite(value) and abs(value) <= MOST_NUMBER else None
 
 
