@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -254,7 +255,7 @@ def test_ten_thousand_updates_stay_small_and_lose_no_extreme() -> None:
     page = write_report(folder)
     assert page.stat().st_size < 2_000_000
     said = folder.read_json(record.REPORT_DATA)["curves"]
-    rows = [row for row in gather(folder).updates]
+    rows = gather(folder).updates
     for name, key in (("loss", "loss"), ("grad_norm", "grad_norm"), ("lr", "lr"), ("memory", "memory_bytes")):
         drawn = said["figures"][name][name]
         values = [row[key] for row in rows]
@@ -265,6 +266,12 @@ def test_ten_thousand_updates_stay_small_and_lose_no_extreme() -> None:
 
 # --- damage ---
 
+
+def make_folder_of(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
@@ -273,7 +280,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a number": lambda path: path.write_text("1e999", "utf-8"),
     "not text": lambda path: path.write_bytes(b"\xff\xfe\x00\x80" * 40),
     "nested too deep": lambda path: path.write_text("[" * 100_000, "utf-8"),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a folder": lambda path: make_folder_of(path),
     "other types": lambda path: path.write_text(json.dumps(other_types(path)), "utf-8"),
     "nothing known": lambda path: path.write_text("{}", "utf-8"),
 }
@@ -453,12 +460,12 @@ def test_headings_come_in_order_and_every_figure_has_a_text_and_a_table(kind: st
     levels = [int(name[1]) for name, _ in page.elements if re.fullmatch("h[1-6]", name)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     names = [name for name, _ in page.elements]
     figures = [index for index, name in enumerate(names) if name == "figure"]
     for begin, end in zip(figures, [*figures[1:], len(names)], strict=True):
         inside = page.elements[begin:end]
-        assert [one for _, one in inside if one.get("role") == "img"][0]["aria-label"]
+        assert next(one for _, one in inside if one.get("role") == "img")["aria-label"]
         assert {"figcaption", "svg", "details", "table"} <= {name for name, _ in inside}
     assert {"header", "nav", "main", "footer"} <= set(names)
     ids = [one["id"] for _, one in page.elements if one.get("id")]
