@@ -11,9 +11,10 @@ from configs import config, refusal, resolve, setting, value_at, write
 from tiny import resolve_tiny
 
 from training_lab.config import fields_by_key
+from training_lab.config_files import EXPERIMENTS
 from training_lab.errors import UserError
 from training_lab.identity import sha256_of_bytes
-from training_lab.resolve import EXPERIMENTS, config_from_record, resolve_config
+from training_lab.resolve import config_from_record, resolve_config
 
 NAMES_OF_EXPERIMENTS = sorted(path.stem for path in EXPERIMENTS.iterdir())
 

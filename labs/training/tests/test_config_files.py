@@ -10,7 +10,8 @@ import pytest
 import yaml
 from configs import refusal, resolve, write
 
-from training_lab.resolve import EXPERIMENTS, resolve_config
+from training_lab.config_files import EXPERIMENTS
+from training_lab.resolve import resolve_config
 
 NAMES_OF_EXPERIMENTS = sorted(path.stem for path in EXPERIMENTS.iterdir())
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from tiny import TRAINING
 
-from training_lab.resolve import EXPERIMENTS, resolve_config
+from training_lab.config_files import EXPERIMENTS
+from training_lab.resolve import resolve_config
 
 REPOSITORY = TRAINING.parent.parent
 COMMANDS = ("train", "runs", "verify", "eval", "sample")

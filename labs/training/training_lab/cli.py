@@ -9,11 +9,10 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from training_lab import record
-from training_lab.command import add_command, add_config, need_training_packages, print_findings
+from training_lab.command import add_command, add_config, add_runs, need_training_packages, print_findings
 from training_lab.data_command import add_data_commands
 from training_lab.errors import LabError, UserError
 from training_lab.mirror_commands import add_mirror_commands
@@ -60,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: Any, summary: str, epilog: str) -> argparse.ArgumentParser:
         added = add_command(commands, name, run, summary, epilog)
-        added.add_argument("--runs", type=Path, default=Path(".runs"), metavar="DIR", help="folder of the runs (.runs)")
+        add_runs(added)
         return added
 
     train = command(

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from training_lab.errors import UserError
@@ -32,6 +33,17 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting; may be given again"
     )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """The options that choose a run."""
+    parser.add_argument("RUN", help="a run's id, the beginning of one, its folder, or `latest`")
+    add_runs(parser)
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Where the runs are."""
+    parser.add_argument("--runs", type=Path, default=Path(".runs"), metavar="DIR", help="folder of the runs (.runs)")
 
 
 def print_findings(findings: Iterable[Finding], subject: str, as_json: bool) -> int:

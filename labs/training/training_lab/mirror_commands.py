@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from training_lab.command import add_command
+from training_lab.command import add_command, add_run
 from training_lab.config import TrackingConfig
 from training_lab.csv_export import metrics_table
 from training_lab.errors import UserError
@@ -49,12 +49,6 @@ def add_mirror_commands(commands: Any) -> None:
     )
     add_run(table)
     table.add_argument("--output", type=Path, metavar="FILE", help="write a file instead")
-
-
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """The options that choose a run."""
-    parser.add_argument("RUN", help="a run's id, the beginning of one, its folder, or `latest`")
-    parser.add_argument("--runs", type=Path, default=Path(".runs"), metavar="DIR", help="folder of the runs (.runs)")
 
 
 def push_command(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from training_lab.command import TRAINING_PYTHON, add_command
+from training_lab.command import TRAINING_PYTHON, add_command, add_run
 from training_lab.errors import UserError
 from training_lab.record import find_run
 
@@ -26,8 +26,7 @@ def add_report_commands(commands: Any) -> None:
         "A run that is unfinished, failed or damaged has a report too, which says so. Nothing else in the folder is\n"
         "changed. Exit codes: 0 good, 1 it cannot be written, 2 wrong input.",
     )
-    report.add_argument("RUN", help="a run's id, the beginning of one, its folder, or `latest`")
-    report.add_argument("--runs", type=Path, default=Path(".runs"), metavar="DIR", help="folder of the runs (.runs)")
+    add_run(report)
     report.add_argument(
         "--output", type=Path, metavar="DIR", help="write report.html and report.json there, not in the run's folder"
     )

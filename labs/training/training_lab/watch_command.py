@@ -11,10 +11,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training_lab.command import add_command
+from training_lab.command import add_command, add_run
 from training_lab.errors import UserError
 from training_lab.record import METRICS, find_run
 
@@ -47,8 +46,7 @@ def add_watch_command(commands: Any) -> None:
         "When the run ends, so does the command. Exit codes: 0 the run ended or you left, 1 its folder has gone,\n"
         "2 wrong input.",
     )
-    watch.add_argument("RUN", help="a run's id, the beginning of one, its folder, or `latest`")
-    watch.add_argument("--runs", type=Path, default=Path(".runs"), metavar="DIR", help="folder of the runs (.runs)")
+    add_run(watch)
     watch.add_argument("--once", action="store_true", help="show the run as it is now, and leave")
     watch.add_argument("--json", action="store_true", help="as it is now, as a JSON object, for programs")
     watch.add_argument(
