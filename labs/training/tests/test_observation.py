@@ -22,7 +22,7 @@ from training_lab.engine import Process, Trainer, make_trainer, observe, train
 from training_lab.memory_peaks import PeakMemory
 from training_lab.observation import CudaHistory, Held, Observation, plan_observation
 from training_lab.phases import Phases
-from training_lab.precision import choose_hardware
+from training_lab.precision import Hardware, choose_hardware
 from training_lab.record import RunFolder
 from training_lab.stopping import StopRequest
 from training_lab.trace import PHASES
@@ -84,6 +84,19 @@ def test_being_watched_changes_no_bit(watched: Run) -> None:
     assert seen == expected
     assert alone.observed() == {}
     assert not any(Path(name).exists() for name in (record.TIMELINE, record.MEMORY_EVENTS))
+
+
+def test_the_device_is_waited_for_where_something_comes_between_updates_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Evaluations after 4 and 8, checkpoints after 3, 6 and 9, updates 2 and 3 recorded with 1 for the warm-up, the
+    memory of 11: all others follow each other without a pause."""
+    measured = ("measure.timeline_from=2", "measure.memory_update=11", "train.updates=14")
+    run = Run(*measured, "eval.every=4", "checkpoint.every=3", "checkpoint.keep_best=false")
+    waited = list[int]()
+    monkeypatch.setattr(Hardware, "synchronise", lambda self: waited.append(run.trainer.progress.update))
+    run.train()
+    assert waited == [1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 14]
 
 
 def test_rows_say_which_updates_were_watched_and_how(watched: Run) -> None:

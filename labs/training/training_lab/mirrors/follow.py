@@ -51,7 +51,7 @@ class Mirror:
 
     def forward(self) -> None:
         """Passes on what has come."""
-        if self.failure:
+        if self.failure:  # it could not even begin
             return
         with self.telling():
             for row in self.rows.take():
@@ -82,23 +82,23 @@ def follow(folder: RunFolder, mode: str, tracking: TrackingConfig, ended: thread
         wandb = Mirror(folder, lambda: WandbSink(folder, finish_timeout_s=0.8 * tracking.timeout_s))
         mirrors.append(wandb)
     told_s = time.monotonic()
-    while True:
+    is_over = False
+    while not is_over:
         is_over = ended.wait(POLL_S)
         for mirror in mirrors:
             mirror.forward()
         if wandb is not None and (is_over or wandb.failure or time.monotonic() - told_s > STATE_EVERY_S):
             told_s = time.monotonic()
             tell(folder, wandb)
-        if is_over:
-            break
+        for failed in [mirror for mirror in mirrors if mirror.failure]:
+            mirrors.remove(failed)
+            wandb = None if failed is wandb else wandb
     for mirror in mirrors:
         finish(folder, mirror, is_wandb=mirror is wandb)
 
 
 def finish(folder: RunFolder, mirror: Mirror, is_wandb: bool) -> None:
     """Ends a mirror that has not failed, and says in `wandb.json` what became of it."""
-    if mirror.failure:
-        return
     with mirror.telling():
         mirror.sink.finish(*([summary_of(folder)] if is_wandb else []))
     if is_wandb:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 from html import escape
@@ -79,6 +80,7 @@ def json_for_script(contents: dict[str, Any], charts: list[Chart]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+@functools.cache  # the bundle takes a second to make
 def chart_library() -> str:
     """The offline bundle of Vega, Vega-Lite and their embedding."""
     import vl_convert

@@ -171,7 +171,7 @@ def mfu_tile(said: dict[str, Any]) -> tuple[str, Html, Html | str]:
     mfu, peak = said["mfu"], said["peak"]
     if "causal" not in mfu or not peak:
         rates = said["tflops_per_s"]
-        rate = f"{significant(rates['causal'], 3)} TFLOP/s reached. " if "causal" in rates else ""
+        rate = f"{significant(rates['causal'], 3)} TFLOP/s reached; " if "causal" in rates else ""
         return "MFU", Html("none"), join([rate, foreign(said["reason"] or "the record does not say why")])
     full = join([exact(mfu.get("full"), percent(mfu.get("full"), 2)), " by full squares"])
     of = f"; of {peak['tflops']:g} TFLOP/s {peak['dtype']} ({peak['source']})"
