@@ -10,6 +10,8 @@ import pytest
 import torch
 from fakehub import CONTENT, NAME, FakeHub
 
+os.environ["WANDB_MODE"] = "disabled"  # nothing of a test goes anywhere that it does not say
+
 GIT_VARIABLES = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"}
 
 
@@ -19,7 +21,6 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in GIT_VARIABLES & set(os.environ):
         monkeypatch.delenv(name)
-    monkeypatch.setenv("WANDB_MODE", "disabled")  # nothing of a test goes anywhere that it does not say
     torch.manual_seed(0)
 
 
