@@ -85,7 +85,13 @@ class SdpaAttention:
     def prepare(self, cu_seqlens: Sequence[int], device: torch.device) -> Groups:
         return Groups(cu_seqlens)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def leave_compiled_code(self) -> None:
+        """Has attention run as it is within compiled code: the pieces of each row would have to be compiled for.
+
+        Not a decorator, because asking for it loads torch's compiler, which takes a second.
+        """
+        self.attend = torch.compiler.disable(self.attend)  # type: ignore[method-assign]
+
     def attend(
         self, q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, pieces: Groups, dropout: float
     ) -> torch.Tensor:

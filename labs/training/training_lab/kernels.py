@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from training_lab.attention import SdpaAttention
 from training_lab.config import Config
 from training_lab.errors import UserError
 from training_lab.memory import is_out_of_memory
@@ -156,6 +157,8 @@ def compile_body(
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads what it did not write
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # or it would go on uncompiled, with other bits
+    if isinstance(model.backends.training, SdpaAttention):
+        model.backends.training.leave_compiled_code()
     model.compiled_body = torch.compile(model.body, dynamic=False)
     try:
         try_update()
