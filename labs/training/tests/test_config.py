@@ -370,9 +370,11 @@ def test_places_and_mirrors_are_no_part_of_the_identity(key: str) -> None:
 
 def test_a_peak_of_ones_own_belongs_to_the_identity_and_needs_its_source() -> None:
     resolve({"measure": {"peak_tflops": 3.5, "peak_source": "data sheet"}})
-    for measure in ({"peak_tflops": 3.5}, {"peak_source": "data sheet"}, {"peak_tflops": 3.5, "peak_source": " "}):
-        with pytest.raises(UserError, match=r"measure\.peak_source: must say where"):
+    for measure in ({"peak_tflops": 3.5}, {"peak_tflops": 3.5, "peak_source": " "}):
+        with pytest.raises(UserError, match=r"config\.json: measure\.peak_tflops: needs measure\.peak_source"):
             resolve({"measure": measure})
+    with pytest.raises(UserError, match=r"config\.json: measure\.peak_source: has no meaning without"):
+        resolve({"measure": {"peak_source": "data sheet"}})
 
 
 def test_where_the_token_between_documents_is_belongs_to_the_identity() -> None:

@@ -208,11 +208,10 @@ class MeasureConfig:
     """Where peak_tflops comes from, in words."""
 
     def problems(self) -> Iterator[Problem]:
-        if bool(self.peak_tflops) != bool(self.peak_source.strip()):
-            yield Problem(
-                "measure.peak_source",
-                "must say where measure.peak_tflops comes from (a data sheet, a measurement), and nothing without it",
-            )
+        if self.peak_tflops and not self.peak_source.strip():
+            yield Problem("measure.peak_tflops", "needs measure.peak_source: where it comes from, such as a data sheet")
+        if self.peak_source and not self.peak_tflops:
+            yield Problem("measure.peak_source", "has no meaning without measure.peak_tflops")
         if self.timeline_from and -1 <= self.memory_update - self.timeline_from < self.timeline_updates:
             yield Problem(
                 "measure.memory_update",

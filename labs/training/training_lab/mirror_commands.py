@@ -59,7 +59,7 @@ def push_command(options: argparse.Namespace) -> int:
     if run.is_locked():
         raise UserError(f"{run.path}: is being trained now; push it when it has ended")
     tracking = replace(TrackingConfig(), wandb=options.mode, project=options.project, entity=options.entity)
-    choice = choose_wandb(tracking, os.environ)
+    choice = choose_wandb(tracking, os.environ, asked_by="--mode")
     from training_lab.mirrors.push import push_run
 
     state = push_run(run, choice, options.timeout)

@@ -343,7 +343,7 @@ class Watched:
             tokens_per_s=tokens_per_s,
             speed_of=speed_of,
             memory_bytes=memory if finite(memory) else None,
-            wandb=", ".join(filter(None, (clean(wandb.get(key)) for key in ("mode", "state", "url")))),
+            wandb=", ".join(dict.fromkeys(filter(None, (clean(wandb.get(key)) for key in ("mode", "state", "url"))))),
             problems=problems,
         )
 

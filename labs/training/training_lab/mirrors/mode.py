@@ -38,15 +38,20 @@ class Key(NamedTuple):
     problem: str
 
 
-def choose_wandb(tracking: TrackingConfig, environment: Mapping[str, str], home: Path | None = None) -> WandbChoice:
+def choose_wandb(
+    tracking: TrackingConfig,
+    environment: Mapping[str, str],
+    home: Path | None = None,
+    asked_by: str = "tracking.wandb",
+) -> WandbChoice:
     """Decides: what the config says, else WANDB_MODE, else by what is installed and whether there is a key.
 
-    Raises UserError if W&B was asked for and cannot work.
+    Raises UserError if W&B was asked for and cannot work; `asked_by` is what the person would change then.
     """
     project = tracking.project or environment.get("WANDB_PROJECT", "") or DEFAULT_PROJECT
     entity = tracking.entity or environment.get("WANDB_ENTITY", "")
     wanted: str = tracking.wandb
-    said_by = "tracking.wandb"
+    said_by = asked_by
     if wanted == "auto":
         from_environment = environment.get("WANDB_MODE", "").strip().lower()
         meanings = {"online": "online", "offline": "offline", "disabled": "off", "dryrun": "offline"}
@@ -58,7 +63,7 @@ def choose_wandb(tracking: TrackingConfig, environment: Mapping[str, str], home:
     if not is_installed:
         if wanted == "auto":
             return WandbChoice("off", f"wandb is not installed ({HOW_TO_INSTALL})", project, entity)
-        raise UserError(f"{said_by}: {wanted} needs wandb: {HOW_TO_INSTALL}; or set tracking.wandb to off")
+        raise UserError(f"{said_by}: {wanted} needs wandb: {HOW_TO_INSTALL}")
     if wanted == "offline":
         return WandbChoice("offline", f"asked for by {said_by}", project, entity)
     key = find_key(environment, home or Path.home())
@@ -67,7 +72,7 @@ def choose_wandb(tracking: TrackingConfig, environment: Mapping[str, str], home:
         return WandbChoice("online", reason, project, entity)
     problem = f"the key in {key.place} {key.problem}" if key else "there is no key (WANDB_API_KEY, or `wandb login`)"
     if wanted == "online":
-        raise UserError(f"{said_by}: online is not possible: {problem}; set one, or tracking.wandb to offline")
+        raise UserError(f"{said_by}: online is not possible: {problem}; set one, or {asked_by} to offline")
     return WandbChoice("offline", problem, project, entity)
 
 
