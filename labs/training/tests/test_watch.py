@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
+import pty
 import random
+import select
+import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +27,10 @@ from rich.cells import cell_len
 from tiny import TRAINING, run, start
 
 from training_lab.braille import Curve, plot
-from training_lab.record import METRICS, SUMMARY, RunFolder
+from training_lab.record import METRICS, SUMMARY, WANDB, RunFolder
 from training_lab.tracking import read_metrics, rows_of_kind
 from training_lab.watch import Follower, Watched
-from training_lab.watch_command import for_programs, view_lines
+from training_lab.watch_command import Lines, for_programs, view_lines
 
 
 def update(number: int, **more: Any) -> dict[str, Any]:
@@ -121,6 +129,42 @@ def test_a_damaged_line_is_told_and_the_rest_is_shown() -> None:
     assert any("metrics.jsonl:2: damaged line" in warning for warning in said["warnings"])
 
 
+STRANGE: list[Any] = [None, True, "1", [], {}, -1, 0, 1e308, float("nan"), float("inf"), 10**400, "\x1b\ud800", 5e-324]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_files_of_any_content_are_shown_as_far_as_they_can_be(seed: int) -> None:
+    folder, chance = going(), random.Random(seed)
+    rows: list[dict[str, Any]] = [
+        *map(update, range(1, 9)),
+        {"kind": "event", "event": "start", "segment": 1},
+        {"kind": "event", "event": "failure", "state": "x", "message": "y"},
+        {"kind": "event", "event": "end", "segment": 1, "elapsed_s": 1.0},
+    ]
+    for row in [*rows, evaluation(8, 1.0)]:
+        for key in row.keys() - {"kind", "event", "update"}:
+            row[key] = chance.choice(STRANGE) if chance.random() < 0.4 else row[key]
+        with open(folder.file(METRICS), "a") as file:
+            file.write(json.dumps(row) + "\n")
+    append(folder, {"kind": "event", "event": "end", "segment": 1, "elapsed_s": 10**400})
+    for name in ("config.json", SUMMARY, WANDB):
+        keys = ("name", "values", "state", "updates", "planned_updates", "throughput", "failure", "mode", "url")
+        content = {key: chance.choice([*STRANGE, {"message": "\x1b", "train": {"updates": 0}}]) for key in keys}
+        folder.file(name).write_text(chance.choice([json.dumps(content), "[]", "{", ""]))
+    seen = Watched(folder).look()
+    assert json.loads(json.dumps(for_programs(seen), allow_nan=False))["updates"] == 8
+    assert all(line.isprintable() for line in (*shown(folder).split("\n"), *Lines().about(seen)))
+
+
+def test_the_summarys_speed_is_shown_once_it_speaks_of_the_last_update() -> None:
+    folder = going()
+    append(folder, update(1), update(2), update(3))
+    for number, expected in ((2, 200.0), (3, 123.5)):
+        said = {"target_tokens_per_s": 123.5, "measured_updates": 1}
+        folder.write_json(SUMMARY, {"state": "running", "updates": number, "throughput": said})
+        assert for_programs(Watched(folder).look())["throughput"]["target_tokens_per_s"] == expected
+
+
 # --- who looks, and when ---
 
 
@@ -159,6 +203,35 @@ def test_who_follows_sees_what_a_fresh_reader_sees(seed: int) -> None:
         best = min((row["val_loss"] for row in evaluations), default=None)
         assert follower.tally.best.get("val_loss") == best
         assert follower.tally.update_s == pytest.approx(0.5 * len(updates))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_line_that_is_read_before_its_end_is_counted_once(seed: int) -> None:
+    folder, chance = going(), random.Random(seed)
+    follower = Follower(folder.file(METRICS), 0)
+    content = b"".join(json.dumps(row).encode() + b"\n" for row in history(seed))
+    while content:
+        number = chance.choice([1, 1, 2, 60, 300])  # often all of a line but for its end
+        with open(folder.file(METRICS), "ab") as file:
+            file.write(content[:number])
+        content = content[number:]
+        follower.read(sys.maxsize)
+        assert follower.tally.num_rows == len(read_metrics(folder.file(METRICS)))
+
+
+def test_a_file_that_was_replaced_or_cut_is_read_anew() -> None:
+    folder = going()
+    append(folder, *map(update, range(1, 10)))
+    follower = Follower(folder.file(METRICS), 0)
+    follower.read(sys.maxsize)
+    rows = [update(number, seconds=2.0) for number in range(1, 21)]
+    Path("other").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    os.replace("other", folder.file(METRICS))
+    follower.read(sys.maxsize)
+    assert (follower.tally.num_updates, follower.tally.update_s) == (20, 40.0)
+    os.truncate(folder.file(METRICS), len("".join(json.dumps(row) + "\n" for row in rows[:4])))
+    follower.read(sys.maxsize)
+    assert (follower.tally.num_updates, follower.tally.update_s) == (4, 8.0)
 
 
 def test_a_long_file_is_read_in_parts_and_only_once() -> None:
@@ -284,3 +357,89 @@ assert code == 0 and "torch" not in sys.modules
     subprocess.run(
         [sys.executable, "-c", script], check=True, env={"PYTHONPATH": str(TRAINING)}, stdout=subprocess.PIPE
     )
+
+
+# --- on a terminal ---
+
+
+class Terminal:
+    """A terminal of 24 lines with `watch` in it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.ours, self.its = pty.openpty()
+        fcntl.ioctl(self.its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.modes = termios.tcgetattr(self.its)
+        words = [sys.executable, "-m", "training_lab", "watch", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(TRAINING), "TERM": "xterm-256color"}
+        its = self.its
+        self.process = subprocess.Popen(
+            words, env=environment, stdin=its, stdout=its, stderr=its, start_new_session=True
+        )
+        self.output = ""
+
+    def read(self, timeout_s: float) -> bool:
+        """Takes in what the process has written, if anything comes in time."""
+        if not select.select([self.ours], [], [], timeout_s)[0]:
+            return False
+        self.output += os.read(self.ours, 100_000).decode("utf-8", "replace")
+        return True
+
+    def wait_for(self, text: str) -> None:
+        while text not in self.output:
+            assert self.read(30), self.output
+
+    def end(self) -> int:
+        """The exit code, once the process has ended and all that it wrote is in `output`."""
+        until = time.monotonic() + 30
+        while self.process.poll() is None:
+            assert time.monotonic() < until, self.output
+            self.read(0.05)
+        while self.read(0):
+            pass
+        return self.process.returncode
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.ours)
+        os.close(self.its)
+
+
+LEAVE_SCREEN = "\x1b[?1049l"
+WAYS_TO_LEAVE: dict[str, tuple[Callable[[Terminal], object], int]] = {
+    "q": (lambda terminal: os.write(terminal.ours, b"xq"), 0),
+    "Ctrl-C": (lambda terminal: terminal.process.send_signal(signal.SIGINT), 0),
+    "SIGTERM": (lambda terminal: terminal.process.terminate(), 143),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_LEAVE)
+def test_who_leaves_finds_the_terminal_as_it_was(way: str) -> None:
+    folder = going()
+    append(folder, update(1))
+    leave, code = WAYS_TO_LEAVE[way]
+    with folder.lock(), Terminal(str(folder.path)) as terminal:
+        terminal.wait_for("q leaves")
+        assert termios.tcgetattr(terminal.its) != terminal.modes
+        leave(terminal)
+        assert terminal.end() == code
+        assert termios.tcgetattr(terminal.its) == terminal.modes
+    assert LEAVE_SCREEN in terminal.output
+    assert "Traceback" not in terminal.output
+
+
+def test_when_the_run_ends_its_view_stays_and_the_command_leaves() -> None:
+    folder = going()
+    append(folder, update(1))
+    with Terminal(str(folder.path), "--interval", "0.1") as terminal:
+        with folder.lock():
+            terminal.wait_for("q leaves")
+            append(folder, *map(update, range(2, 16)))
+            folder.write_json(SUMMARY, {"state": "finished", "updates": 15, "planned_updates": 15})
+        assert terminal.end() == 0
+    stays = terminal.output.split(LEAVE_SCREEN)[1]
+    assert "finished" in stays
+    assert "15/15  100%" in stays

@@ -136,14 +136,13 @@ class Follower:
         """Forgets all rows. `resumes`: by the line that says so, counted from 0, the first line that is superseded."""
         self._resumes = resumes
         self._superseded: list[range] = []
-        for at, first in sorted(resumes.items(), key=lambda item: item[1]):
+        for first, at in sorted((first, at) for at, first in resumes.items() if first < at):
             if self._superseded and first <= self._superseded[-1].stop:
                 first, at = self._superseded[-1].start, max(at, self._superseded.pop().stop)
             self._superseded.append(range(first, at))
         self.tally = Tally(self.warmup_updates)
         self.share_read = 0.0
-        self.first_damaged: int | None = None
-        self.num_damaged = 0
+        self.first_damaged = self.num_damaged = 0
         self._offset = self._line = 0
         self._is_taken = False
         """Whether the row of the present line, which has no end yet, is in the tally."""
@@ -162,9 +161,8 @@ class Follower:
 
     def _read(self, file: IO[bytes], at_most_bytes: int) -> None:
         status = os.fstat(file.fileno())
-        identity = (status.st_dev, status.st_ino)
-        if identity != self._file or status.st_size < self._offset:  # replaced, as by a copying program, or cut
-            self._file = identity
+        before, self._file = self._file, (status.st_dev, status.st_ino)
+        if self._file != before or status.st_size < self._offset:  # replaced, as by a copying program, or cut
             self._begin(find_resumes(file))
         file.seek(self._offset)
         end = self._offset + at_most_bytes
@@ -207,7 +205,7 @@ class Follower:
 
     def problems(self) -> list[str]:
         """What is wrong with the file."""
-        if self.first_damaged is None:
+        if not self.num_damaged:
             return []
         more = f" and {self.num_damaged - 1:,} more" if self.num_damaged > 1 else ""
         return [clean(f"{self.path}:{self.first_damaged}: damaged line{more}: left out of what is shown")]
@@ -222,7 +220,7 @@ def find_resumes(file: IO[bytes]) -> dict[int, int]:
 def superseded_from(row: Row | None) -> int | None:
     """The first line that a row supersedes; None for a row that does not say so."""
     first = row.get("supersedes_from_line") if row is not None and is_resume(row) else None
-    return first if isinstance(first, int) else None
+    return first if isinstance(first, int) and first >= 0 else None
 
 
 def possible_row(text: bytes) -> Row | None:
@@ -236,7 +234,7 @@ def describe_event(row: Row) -> str:
     """An event in words."""
     try:
         text = {**EVENT_TEXTS, **MORE_EVENT_TEXTS}[row["event"]].format_map(row)
-    except (KeyError, ValueError, TypeError):  # another kind of event, or not with the facts that belong to it
+    except (KeyError, ValueError, TypeError, OverflowError):  # another event, or not with what belongs to it
         facts = {key: value for key, value in row.items() if isinstance(value, (str, int, float)) and key != "kind"}
         text = f"{facts.pop('event')}: " + ", ".join(f"{key} {value}" for key, value in facts.items())
     return clean(re.sub(" +", " ", text))
@@ -273,8 +271,7 @@ class Seen(NamedTuple):
     @property
     def update(self) -> int:
         """The last update that was made."""
-        update: int = self.tally.update.get("update", 0)
-        return update
+        return int(self.tally.update.get("update", 0))
 
     @property
     def elapsed_s(self) -> float:
@@ -323,9 +320,9 @@ class Watched:
             raise LabError(f"{self.run.path}: the folder, or a part of it, has gone")
         self._present = present
         problems = [*self._config_problems, *summary_problems, *wandb_problems, *metrics.problems()]
-        failure = entry(summary, "failure", "message")
-        if isinstance(failure, str):
-            problems.append(clean(failure))
+        failure = clean(entry(summary, "failure", "message"))
+        if failure and not any(failure[:100] in text for text in metrics.tally.warnings):
+            problems.append(failure)
         tokens_per_s, speed_of = speed(metrics.tally, summary)
         planned = entry(summary, "planned_updates") or entry(self._config, "values", "train", "updates")
         memory = metrics.tally.update.get("memory_bytes") or entry(summary, "last_process", "peak_memory", "bytes")
