@@ -18,7 +18,7 @@ KEY = "f" * 32 + "0123456789abcdef"
 
 
 class FakeWandb:
-    """Entered while it runs. `fault` is one of: "", "401", "403", "500", "hang at init", "hang at finish"."""
+    """Entered while it runs. `fault`: "", "401", "403", "500", "hang at init", "hang at finish", or "403 for rows"."""
 
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
@@ -69,6 +69,9 @@ class FakeWandb:
 
             def file_stream(self, request: dict[str, Any]) -> None:
                 run = self.path.split("/")[-2]
+                if server.fault == "403 for rows":
+                    self.answer({"error": "refused by the test"}, 403)
+                    return
                 if server.fault == "hang at finish":
                     server.released.wait()
                 server.take(run, request)

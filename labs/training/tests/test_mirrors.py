@@ -153,8 +153,11 @@ def test_offline_holds_every_update_once_for_wandbs_own_reader(reference: Callab
 
 
 def test_online_goes_on_with_the_same_run_without_dropped_or_doubled_rows(
-    server: FakeWandb, reference: Callable[..., Done]
+    server: FakeWandb, reference: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    monkeypatch.setenv("TMPDIR", str(aside))
     train("auto", "--stop-after", "7")
     done = train("auto")
     assert done.weights == reference().weights
@@ -167,9 +170,10 @@ def test_online_goes_on_with_the_same_run_without_dropped_or_doubled_rows(
     assert done.wandb["url"].startswith(server.url)
     assert KEY.encode() not in server.received
     assert files_with(KEY.encode(), Path(".runs")) == []
+    assert [path.name for path in aside.iterdir() if "wandb" in path.name or "mirror" in path.name] == []
 
 
-@pytest.mark.parametrize("fault", ["401", "500", "hang at init", "hang at finish"])
+@pytest.mark.parametrize("fault", ["401", "500", "hang at init", "hang at finish", "403 for rows"])
 def test_a_server_that_fails_costs_its_timeout_at_the_most(
     fault: str, server: FakeWandb, reference: Callable[..., Done]
 ) -> None:

@@ -12,9 +12,10 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -147,8 +148,20 @@ def main(arguments: list[str]) -> int:
                 change_state(folder, state="degraded", message="an earlier process's mirror of this run has not ended")
                 return 1
             time.sleep(0.2)
-        follow(folder, state["mode"], tracking, ended)
+        with own_temporary_folder():
+            follow(folder, state["mode"], tracking, ended)
     return 0
+
+
+@contextlib.contextmanager
+def own_temporary_folder() -> Iterator[None]:
+    """Has whatever this process and wandb's own put aside in one folder, which is removed in the end."""
+    with tempfile.TemporaryDirectory(prefix="mirror-", ignore_cleanup_errors=True) as place:
+        os.environ["TMPDIR"] = tempfile.tempdir = place
+        try:
+            yield
+        finally:
+            tempfile.tempdir = None
 
 
 if __name__ == "__main__":

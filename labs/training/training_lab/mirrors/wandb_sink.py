@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -68,7 +69,8 @@ class WandbSink:
         return self._sent
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Ends the run with its key figures. Raises TimeoutError if W&B does not take them in time."""
+        """Ends the run with its key figures. Raises TimeoutError if W&B does not take them in time, and ConnectionError
+        if it has refused rows."""
         for name, keys in SUMMARY.items():
             value: Any = summary
             for key in keys:
@@ -76,6 +78,32 @@ class WandbSink:
             if value is not None:
                 self.run.summary[name] = value
         self.run.finish(exit_code=0 if summary.get("state") in ("finished", "stopped", "interrupted") else 1)
+        refusal = refusal_in(Path(self.run.dir).parent / "logs/debug-internal.log")
+        if refusal:
+            self._sent = self._there
+            raise ConnectionError(refusal)
+
+
+def refusal_in(log: Path) -> str:
+    """Why W&B took no more rows, by wandb's own log; empty if it took all. `finish` returns alike in both cases."""
+    try:
+        lines = log.read_text("utf-8", errors="replace").splitlines()
+    except OSError:  # offline runs of some versions have none
+        return ""
+    for line in lines:
+        message = str((parse_object(line) or {}).get("msg"))
+        if message.startswith("filestream: fatal error"):
+            return message
+    return ""
+
+
+def parse_object(line: str) -> dict[str, Any] | None:
+    """The JSON object of a line; None for anything else."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 SUMMARY = {
