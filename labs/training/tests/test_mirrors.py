@@ -150,6 +150,12 @@ def test_offline_holds_every_update_once_for_wandbs_own_reader(reference: Callab
     losses = [(row["update"], row["train/loss"]) for row in rows if "train/loss" in row]
     assert losses == [(row["update"], row["loss"]) for row in recorded]
     assert [row["update"] for row in rows if "val/loss" in row] == [0, 4, 8, 12]
+    pushed = run("wandb", "push", "latest", "--mode", "offline")
+    assert pushed.returncode == 0, pushed.stderr
+    assert len(offline_rows(done)) == len(rows)
+    assert Path(done.wandb["sync_command"].split()[-1]).is_dir()
+    assert done.wandb["sync_command"] in pushed.stdout
+    assert str(Path.cwd()) not in done.folder.file("wandb.json").read_text(), "it holds wherever the runs are taken"
 
 
 def test_online_goes_on_with_the_same_run_without_dropped_or_doubled_rows(

@@ -14,17 +14,19 @@ import pytest
 import torch
 from tiny import tiny, train_tiny
 
-from training_lab import observation, record
+from training_lab import engine, observation, record
+from training_lab import train as training
 from training_lab.checkpoint import weights_sha256
 from training_lab.config import MeasureConfig
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import Process, Trainer, make_trainer, observe, train
+from training_lab.engine import NonFiniteError, Process, Trainer, make_trainer, observe, train
 from training_lab.memory_peaks import PeakMemory
 from training_lab.observation import CudaHistory, Held, Observation, plan_observation
 from training_lab.phases import Phases
 from training_lab.precision import Hardware, choose_hardware
 from training_lab.record import RunFolder
 from training_lab.stopping import StopRequest
+from training_lab.summary import Outcome
 from training_lab.trace import PHASES
 from training_lab.tracking import MetricsWriter, Recorder, Row
 from training_lab.wall_clock import WallClock
@@ -162,6 +164,54 @@ def test_a_recording_that_fails_stops_nothing_and_is_told(monkeypatch: pytest.Mo
     assert run.events("not recorded")[0]["message"] == "RuntimeError: the profiler broke"
 
 
+@pytest.mark.parametrize("where", ["Timeline.__init__", "Timeline.step", "CpuHistory.__init__", "CpuHistory.start",
+                                   "CpuHistory.stop", "CpuHistory.picture"])  # fmt: skip
+def test_wherever_recording_fails_the_training_is_the_same(
+    where: str, monkeypatch: pytest.MonkeyPatch, watched: Run
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("broken")
+
+    owner, name = where.split(".")
+    monkeypatch.setattr(getattr(observation, owner), name, fail)
+    run = Run(*WATCHED).train()
+    assert weights_sha256(run.trainer.model) == weights_sha256(watched.trainer.model)
+    assert [row["update"] for row in run.updates] == list(range(1, 10))
+    path = record.TIMELINE if owner == "Timeline" else record.MEMORY_EVENTS
+    told = [event for event in run.events("not recorded") if event["path"] == path]
+    assert told
+    assert "RuntimeError: broken" in [event["message"] for event in told]
+    assert run.trainer.phases.watch is None
+
+
+def test_an_update_that_fails_while_it_is_watched_ends_the_watching(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(*WATCHED)
+    real, stopped = observation.CpuHistory.stop, list[bool]()
+
+    def stop(history: observation.CpuHistory) -> None:
+        stopped.append(True)
+        real(history)
+
+    monkeypatch.setattr(observation.CpuHistory, "stop", stop)
+    monkeypatch.setattr(engine, "train_update", fail_at(8, run.trainer))
+    with pytest.raises(NonFiniteError):
+        run.train()
+    assert stopped == [True]
+    assert run.trainer.phases.watch is None
+
+
+def fail_at(update: int, trainer: Trainer) -> Any:
+    """Makes updates until this one, which is not finite."""
+    real = engine.train_update
+
+    def update_or_fail(*arguments: Any) -> Row:
+        if trainer.progress.update + 1 == update:
+            raise NonFiniteError("not finite", {})
+        return real(*arguments)
+
+    return update_or_fail
+
+
 PLANS: list[tuple[dict[str, int], tuple[int, int], tuple[bool, bool], dict[int, str]]] = [
     ({}, (1, 100), (False, False), {}),
     ({"timeline_from": 21}, (1, 100), (False, False), {20: "timeline warm-up", 21: "timeline", 22: "timeline"}),
@@ -259,7 +309,27 @@ def test_on_a_device_that_tells_nothing_of_allocations_that_is_said() -> None:
         watching = Observation({5: "memory"}, RunFolder(Path.cwd()), recorder, Phases(), device, lambda: Held(0, 0))
         with watching, watching.of(5):
             pass
-    assert [row["message"] for row in rows] == ["nothing tells of allocations on mps"]
+    assert [row["message"] for row in rows] == ["ValueError: nothing tells of allocations on mps"]
+
+
+# --- the rate of matrix products ---
+
+
+def test_a_finished_run_stays_finished_if_its_device_cannot_be_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory left")
+
+    run, finished = Run("measure.matmul_probe=true"), Outcome("finished", 0, {})
+    with MetricsWriter(Path("metrics.jsonl")) as writer:
+        recorder = Recorder(writer, run.rows.append)
+        peaks, observed = PeakMemory(run.trainer.hardware.device), observe(run.trainer, run.folder, recorder)
+        process = Process(1, None, recorder, StopRequest(), WallClock(), peaks, observed)
+        found = training.probe_device(run.trainer, process, finished)
+        assert found is not None
+        assert found["tflops"] > 0
+        monkeypatch.setattr(training, "measure_matmul_rate", fail)
+        assert training.probe_device(run.trainer, process, finished) is None
+    assert [event["message"] for event in run.events("not recorded")] == ["OutOfMemoryError: no memory left"]
 
 
 # --- a whole run ---

@@ -59,8 +59,9 @@ def tensor_peak(trainer: Trainer) -> int:
     train_update(trainer)
     history, held = CpuHistory(torch.device("cpu")), trainer.held()
     trainer.phases.watch = history.phase
-    with history.recording():
-        train_update(trainer)
+    history.start()
+    train_update(trainer)
+    history.stop()
     trainer.phases.watch = None
     peaks = [phase["peak_bytes"] for phase in history.picture(RunFolder(Path.cwd()), held)["phases"]]
     return int(max(peaks))

@@ -11,7 +11,6 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Protocol
 
 from training_lab.output import forget_output, print_line
@@ -288,10 +287,10 @@ def closing_lines(
     yield f"  folder           {folder.path}"
     yield "Next:"
     if folder.file(REPORT).exists():
-        yield f"  python -m training_lab report {shown(folder)} --open"
+        yield f"  python -m training_lab report {folder.as_typed()} --open"
     if summary["state"] == "finished":
-        yield f"  python -m training_lab verify {shown(folder)}"
-        yield f"  python -m training_lab sample {shown(folder)} --prompt {shlex.quote(prompt)}"
+        yield f"  python -m training_lab verify {folder.as_typed()}"
+        yield f"  python -m training_lab sample {folder.as_typed()} --prompt {shlex.quote(prompt)}"
     elif "failure" in summary:
         yield "  change a setting as said above, with --set or in the config; the same command would meet the same"
     else:
@@ -307,11 +306,6 @@ def utilisation_lines(utilisation: dict[str, Any]) -> Iterable[str]:
     if share:
         of = f"of {probe['tflops']:.3g} TFLOP/s {probe['dtype']}, the best product measured here"
         yield f"  matmul share     {share['causal']:.1%} (full squares: {share['full']:.1%}) {of}"
-
-
-def shown(folder: RunFolder) -> str:
-    """A run as it is typed: by its id where that is enough."""
-    return shlex.quote(folder.run_id if folder.path.parent == Path(".runs") else str(folder.path))
 
 
 def number(value: float | None) -> str:

@@ -67,7 +67,7 @@ def push_command(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(state, ensure_ascii=False))
     elif is_complete:
-        where = state["url"] or f"{run.path.parent / '.wandb' / run.run_id} (send it with: wandb sync --yes PATH)"
+        where = state["url"] or f"files; to send them: {state['sync_command']}"
         print(f"{state['rows_sent']:,} rows of {run.run_id} are in {where}")
     else:
         print(f"error: W&B is {state['state']}: {state['message']}", file=sys.stderr)

@@ -90,64 +90,70 @@ class Observation:
         what = self.plan.get(update)
         if what is None:
             yield {}
-        elif what == "memory":
-            with self._memory(update):
-                yield {"observed": what}
-        else:
-            with self._timeline_of(update, what):
-                yield {"observed": what}
+            return
+        with self._memory(update) if what == "memory" else self._timeline_of(update, what):
+            yield {"observed": what}
 
     @contextlib.contextmanager
     def _timeline_of(self, update: int, what: str) -> Iterator[None]:
         if self._timeline is None:
-            self._timeline = Timeline(self.device)
-            if what == "timeline":  # no update to warm up on
-                self._timeline.warm_up()
-        with self._timeline.update(update), watched(self.phases, record_function):
+            with self._trying(TIMELINE):
+                self._timeline = Timeline(self.device, has_warm_up=what != "timeline")
+        with record_function(f"update {update}"), watched(self.phases, record_function):
             yield
-        self._timeline.step()
+        if self._timeline is None:  # it could not be begun, which was told
+            self.plan = {later: other for later, other in self.plan.items() if other == "memory"}
+            return
+        with self._trying(TIMELINE):
+            self._timeline.step()
         if self.plan.get(update + 1) != "timeline":
             self._finish_timeline()
 
     def _finish_timeline(self) -> None:
         timeline, self._timeline = self._timeline, None
         assert timeline is not None
-        with self._reporting("timeline", TIMELINE) as facts:
+        with self._trying(TIMELINE):
+            started = time.perf_counter()
             trace = timeline.finish(self.folder.file(TIMELINE))
             if trace is None:  # stopped while it warmed up
                 return
             summary = summarise_trace(trace["traceEvents"])
             write_json(self.folder.file(TIMELINE), trace)
-            facts.update(update=summary["updates"][-1], summary=summary)
+            self._tell("timeline", TIMELINE, started, update=summary["updates"][-1], summary=summary)
 
     @contextlib.contextmanager
     def _memory(self, update: int) -> Iterator[None]:
-        make_history = HISTORIES.get(self.device.type)
-        if make_history is None:
-            message = f"nothing tells of allocations on {self.device.type}"
-            self.recorder.event("not recorded", path=MEMORY_EVENTS, message=message)
+        history: CpuHistory | CudaHistory | None = None
+        with self._trying(MEMORY_EVENTS):
+            history, held = make_history(self.device), self.held()
+            history.start()
+        if history is None:
             yield
             return
-        history, held = make_history(self.device), self.held()
-        with history.recording(), watched(self.phases, history.phase):
-            yield
-        with self._reporting("memory", MEMORY_EVENTS) as facts:
+        try:
+            with watched(self.phases, history.phase):
+                yield
+        finally:  # also where the update has failed
+            with self._trying(MEMORY_EVENTS):
+                history.stop()
+        with self._trying(MEMORY_EVENTS):
+            started = time.perf_counter()
             picture = history.picture(self.folder, held)
             head = {"update": update, "device": str(self.device), "source": history.source}
             write_json(self.folder.file(MEMORY_EVENTS), {**head, **picture})
-            facts["update"] = update
+            self._tell("memory", MEMORY_EVENTS, started, update=update)
+
+    def _tell(self, event: str, path: str, started: float, **facts: Any) -> None:
+        """Writes down that a file was made, and how long that took."""
+        self.recorder.event(event, path=path, seconds=time.perf_counter() - started, **facts)
 
     @contextlib.contextmanager
-    def _reporting(self, event: str, path: str) -> Iterator[dict[str, Any]]:
-        """Writes down as an event that a file was made, or why it was not: training goes on in every case."""
-        started, facts = time.perf_counter(), dict[str, Any]()
+    def _trying(self, path: str) -> Iterator[None]:
+        """Training goes on whatever goes wrong here; that it did becomes an event of the run."""
         try:
-            yield facts
+            yield
         except Exception as error:  # whatever a profiler may raise
             self.recorder.event("not recorded", path=path, message=f"{type(error).__name__}: {error}")
-        else:
-            if facts:
-                self.recorder.event(event, path=path, seconds=time.perf_counter() - started, **facts)
 
 
 @contextlib.contextmanager
@@ -163,20 +169,15 @@ def watched(phases: Phases, watch: Callable[[str], contextlib.AbstractContextMan
 class Timeline:
     """torch's profiler over some updates, of which the first only warms it up."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, has_warm_up: bool) -> None:
+        """Begins. Without an update to warm up on, a small product has to do."""
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self._profiler = profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=1_000_000))
         self._steps = 0
         self._profiler.start()
-
-    def warm_up(self) -> None:
-        """Warms up on a small product, where there is no update for it."""
-        torch.ones(8, 8) @ torch.ones(8, 8)
-        self.step()
-
-    def update(self, update: int) -> contextlib.AbstractContextManager[Any]:
-        """The range of an update in the timeline."""
-        return record_function(f"update {update}")
+        if not has_warm_up:
+            torch.ones(8, 8) @ torch.ones(8, 8)
+            self.step()
 
     def step(self) -> None:
         """Ends an update."""
@@ -220,8 +221,11 @@ class CpuHistory:
         self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self.phase: Callable[[str], contextlib.AbstractContextManager[Any]] = record_function
 
-    def recording(self) -> contextlib.AbstractContextManager[Any]:
-        return self._profiler
+    def start(self) -> None:
+        self._profiler.start()
+
+    def stop(self) -> None:
+        self._profiler.stop()
 
     def picture(self, folder: RunFolder, held: Held) -> dict[str, Any]:
         """The content of `memory-events.json`."""
@@ -250,16 +254,16 @@ class CudaHistory:
         self._base_bytes = 0
         self._snapshot: dict[str, Any] = {}
 
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
+    def start(self) -> None:
         self._base_bytes = torch.cuda.memory_allocated(self.device)
-        history = torch.cuda.memory._record_memory_history
-        history(enabled="all", context="alloc", stacks="python", max_entries=MOST_MEMORY_EVENTS)
+        record_history = torch.cuda.memory._record_memory_history
+        record_history(enabled="all", context="alloc", stacks="python", max_entries=MOST_MEMORY_EVENTS)
+
+    def stop(self) -> None:
         try:
-            yield
             self._snapshot = torch.cuda.memory._snapshot()
         finally:
-            history(enabled=None)
+            torch.cuda.memory._record_memory_history(enabled=None)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -285,5 +289,8 @@ class CudaHistory:
         return memory_picture(changes, self.phases, self._base_bytes)
 
 
-HISTORIES: dict[str, Callable[[torch.device], CpuHistory | CudaHistory]] = {"cpu": CpuHistory, "cuda": CudaHistory}
-"""How allocations are recorded, by kind of device."""
+def make_history(device: torch.device) -> CpuHistory | CudaHistory:
+    """What tells of allocations on a device. Raises ValueError where nothing does."""
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"nothing tells of allocations on {device.type}")
+    return CudaHistory(device) if device.type == "cuda" else CpuHistory(device)

@@ -12,13 +12,11 @@ from training_lab.console import duration
 from training_lab.data.tokenizers import make_tokenizer
 from training_lab.errors import UserError
 from training_lab.flops import flops_of_pieces, training_flops
-from training_lab.gpus import GPUS
-from training_lab.kernels import choose_kernels
-from training_lab.memory_peaks import machine_memory_bytes
+from training_lab.kernels import Kernels, choose_kernels
 from training_lab.model import Decoder, count_parameters, expected_initial_loss
 from training_lab.optim import describe_groups
 from training_lab.precision import Hardware, choose_hardware, plan_hardware
-from training_lab.prediction import GPU_OVERHEAD_BYTES, micro_batches_to_fit, predict_memory
+from training_lab.prediction import memory_there, micro_batches_to_fit, predict_memory
 from training_lab.resolve import Resolved
 from training_lab.utilisation import peak_of
 
@@ -61,10 +59,7 @@ def plan_run(
         "updates": config.train.updates,
         "tokens_per_update": config.batch.update_tokens,
         "flops_per_update": flops,
-        "memory": {
-            **predict_memory(config, vocab_size, hardware, kernels).describe(),
-            **describe_fit(config, vocab_size, hardware),
-        },
+        "memory": describe_memory(config, vocab_size, hardware, kernels),
         "time": time_and_cost(config, flops, hardware, mfu, price),
         "warnings": list(resolved.warnings()),
         **hardware.describe(),
@@ -86,20 +81,13 @@ def flops_range(config: Config, vocab_size: int) -> dict[str, int]:
     return {"fewest": fewest, "most": most}
 
 
-def describe_fit(config: Config, vocab_size: int, hardware: Hardware) -> dict[str, Any]:
-    """The memory that is there, whether an update fits, and what to change if not; None where that is not known."""
-    if hardware.gpu in GPUS:
-        there: int | None = GPUS[hardware.gpu].memory_gb * 10**9 - GPU_OVERHEAD_BYTES
-    elif hardware.device.type == "cuda":
-        there = torch.cuda.mem_get_info(hardware.device)[1] - GPU_OVERHEAD_BYTES
-    else:
-        there = machine_memory_bytes()
-    if there is None:
-        return {"there_bytes": None, "fits": None, "micro_batches_to_fit": None}
-    kernels = choose_kernels(config, hardware)
-    fits = predict_memory(config, vocab_size, hardware, kernels).total_bytes <= there
-    enough = None if fits else micro_batches_to_fit(config, vocab_size, hardware, kernels, there)
-    return {"there_bytes": there, "fits": fits, "micro_batches_to_fit": enough}
+def describe_memory(config: Config, vocab_size: int, hardware: Hardware, kernels: Kernels) -> dict[str, Any]:
+    """The memory of an update by what it is for; what is there, whether it fits, and what to change if not: None where
+    that is not known."""
+    predicted, there = predict_memory(config, vocab_size, hardware, kernels), memory_there(hardware)
+    fits = None if there is None else predicted.total_bytes <= there
+    enough = micro_batches_to_fit(config, vocab_size, hardware, kernels, there) if there and not fits else None
+    return {**predicted.describe(), "there_bytes": there, "fits": fits, "micro_batches_to_fit": enough}
 
 
 def time_and_cost(

@@ -16,6 +16,7 @@ import torch
 
 from training_lab.config import Config
 from training_lab.errors import UserError
+from training_lab.gpus import GPUS
 from training_lab.kernels import Kernels
 from training_lab.loss import ALIGNED, CHUNK_TOKENS, CHUNK_TOKENS_GPU
 from training_lab.memory_peaks import machine_memory_bytes, resident_bytes
@@ -122,10 +123,19 @@ def micro_batches_to_fit(
     return None
 
 
+def memory_there(hardware: Hardware) -> int | None:
+    """The bytes that a run may take where it is to be: on a GPU less what is not torch's. None where nobody knows."""
+    if hardware.device.type != "cuda":
+        return machine_memory_bytes()
+    if hardware.is_here:
+        return torch.cuda.mem_get_info(hardware.device)[1] - GPU_OVERHEAD_BYTES
+    assert hardware.gpu is not None
+    return GPUS[hardware.gpu].memory_gb * 10**9 - GPU_OVERHEAD_BYTES
+
+
 def need_memory(config: Config, vocab_size: int, hardware: Hardware, kernels: Kernels) -> None:
     """Raises UserError if an update surely takes more memory than there is, with what to change."""
-    is_gpu = hardware.device.type == "cuda"
-    there = torch.cuda.mem_get_info(hardware.device)[1] if is_gpu else machine_memory_bytes()
+    there = memory_there(hardware)
     needed = predict_memory(config, vocab_size, hardware, kernels).total_bytes
     if there is None or needed <= there:
         return

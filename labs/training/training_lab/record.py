@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -62,6 +63,10 @@ class RunFolder:
     @property
     def run_id(self) -> str:
         return self.path.name
+
+    def as_typed(self) -> str:
+        """The run as a person types it: its id where that is enough, else its folder."""
+        return shlex.quote(self.run_id if self.path.parent == Path(".runs") else str(self.path))
 
     def file(self, name: str) -> Path:
         return self.path / name

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from training_lab import record
 from training_lab.checkpoint import Checkpoint, newest_good, set_aside_damaged, weights_sha256
-from training_lab.config import Config
+from training_lab.config import Config, TrackingConfig
 from training_lab.console import Console
 from training_lab.csv_export import metrics_table
 from training_lab.data.dataset import Dataset, differences, prepare_dataset
@@ -25,7 +26,7 @@ from training_lab.errors import LabError, UserError
 from training_lab.kernels import choose_kernels
 from training_lab.memory import OutOfMemoryError, advice_when_out_of_memory
 from training_lab.memory_peaks import PeakMemory
-from training_lab.mirrors.handle import need_mirrors, start_mirrors
+from training_lab.mirrors.handle import Mirrors, need_mirrors, start_mirrors
 from training_lab.mirrors.mode import WandbChoice, choose_wandb
 from training_lab.model import count_parameters, expected_initial_loss
 from training_lab.optim import describe_groups
@@ -151,16 +152,7 @@ def train_in_folder(trainer: Trainer, folder: RunFolder, resolved: Resolved, con
                 recorder.event("failure", state=outcome.state, message=outcome.failure["message"])
             recorder.event("end", utc=utc_now(), **end_of_process(process))
             recorder.sync()
-        unmirrored = mirrors.close(trainer.config.tracking.timeout_s)
-    if trainer.config.tracking.csv:
-        record.write_atomically(folder.file(record.CSV), metrics_table(folder).encode("utf-8"))
-    folder.write_manifest()
-    warnings = [unmirrored] if unmirrored else []
-    if trainer.config.tracking.report:
-        try:
-            write_report(folder)
-        except LabError as error:
-            warnings.append(str(error))
+    warnings = close_folder(folder, trainer.config.tracking, mirrors)
     losses = [row["loss"] for row in rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")]
     console.end(summary, losses, folder, command, example_prompt(trainer.dataset))
     for message in warnings:
@@ -168,6 +160,32 @@ def train_in_folder(trainer: Trainer, folder: RunFolder, resolved: Resolved, con
     if "traceback" in outcome.failure:
         print(outcome.failure["traceback"], file=sys.stderr)
     return outcome.exit_code
+
+
+def close_folder(folder: RunFolder, tracking: TrackingConfig, mirrors: Mirrors) -> list[str]:
+    """Waits for the mirrors, makes what is made of the metrics, and writes the manifest. Returns what went wrong: the
+    training is done, and is not spoiled by any of it."""
+    warnings: list[str] = []
+    with noting_errors(warnings):
+        unmirrored = mirrors.close(tracking.timeout_s)
+        warnings += [unmirrored] if unmirrored else []
+    with noting_errors(warnings):
+        if tracking.csv:
+            record.write_atomically(folder.file(record.CSV), metrics_table(folder).encode("utf-8"))
+    folder.write_manifest()
+    with noting_errors(warnings):
+        if tracking.report:
+            write_report(folder)
+    return warnings
+
+
+@contextlib.contextmanager
+def noting_errors(warnings: list[str]) -> Iterator[None]:
+    """Turns an error into a warning."""
+    try:
+        yield
+    except LabError as error:
+        warnings.append(str(error))
 
 
 def train_to_outcome(trainer: Trainer, folder: RunFolder, process: Process) -> Outcome:
@@ -195,7 +213,12 @@ def probe_device(trainer: Trainer, process: Process, outcome: Outcome) -> dict[s
     if not config.measure.matmul_probe or outcome.state != "finished":
         return None
     with process.clock.part("profile"):
-        return measure_matmul_rate(trainer.hardware, micro_batch_tokens(config), config.model.d_model)
+        try:
+            return measure_matmul_rate(trainer.hardware, micro_batch_tokens(config), config.model.d_model)
+        except Exception as error:  # out of memory, above all: the run is finished, and stays so
+            message = f"{type(error).__name__}: {error}"
+            process.recorder.event("not recorded", path="the rate of matrix products", message=message)
+            return None
 
 
 def utc_now() -> str:

@@ -38,13 +38,14 @@ class Sink(Protocol):
 
     def log(self, row: Row) -> None: ...
 
+    def finish(self, summary: dict[str, Any]) -> None: ...
+
 
 class Mirror:
     """Feeds a run's rows to one sink. Whatever the sink raises ends the mirror, and nothing else."""
 
     def __init__(self, folder: RunFolder, make_sink: Callable[[], Sink]) -> None:
         self.rows = GrowingRows(folder.file(record.METRICS))
-        self.last_update: int | None = None
         self.failure = ""
         self.sink: Any = None
         with self.telling():
@@ -57,10 +58,9 @@ class Mirror:
         with self.telling():
             for row in self.rows.take():
                 self.sink.log(row)
-                self.last_update = row["update"]
 
     @contextlib.contextmanager
-    def telling(self) -> Any:
+    def telling(self) -> Iterator[None]:
         """Turns an error into the mirror's failure, in one line."""
         try:
             yield
@@ -101,7 +101,7 @@ def follow(folder: RunFolder, mode: str, tracking: TrackingConfig, ended: thread
 def finish(folder: RunFolder, mirror: Mirror, is_wandb: bool) -> None:
     """Ends a mirror that has not failed, and says in `wandb.json` what became of it."""
     with mirror.telling():
-        mirror.sink.finish(*([summary_of(folder)] if is_wandb else []))
+        mirror.sink.finish(summary_of(folder))
     if is_wandb:
         tell(folder, mirror, "incomplete" if mirror.failure.startswith("TimeoutError") else "complete")
 
@@ -113,7 +113,7 @@ def tell(folder: RunFolder, mirror: Mirror, state: str = "running") -> None:
         folder,
         state="degraded" if mirror.failure and not is_late else state,
         rows_sent=mirror.sink.rows_sent if mirror.sink is not None else 0,
-        last_update=mirror.last_update,
+        last_update=mirror.sink.last_update if mirror.sink is not None else None,
         message=mirror.failure,
     )
 

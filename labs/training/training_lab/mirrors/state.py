@@ -41,7 +41,7 @@ def change_state(folder: RunFolder, **changes: Any) -> dict[str, Any]:
 
 def push_command(folder: RunFolder) -> str:
     """The command that makes a clean W&B run of the folder."""
-    return f"python -m training_lab wandb push {folder.run_id}"
+    return f"python -m training_lab wandb push {folder.as_typed()}"
 
 
 def wandb_id(run_id: str, suffix: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 from training_lab.mirrors.rows import mirrored_values
 from training_lab.record import TENSORBOARD, RunFolder
@@ -27,6 +28,6 @@ class TensorBoardSink:
         for name, value in values.items():
             self._writer.add_scalar(name, value, update)
 
-    def finish(self) -> None:
-        """Writes what is left."""
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Writes what is left. Key figures are no curve, and have no place here."""
         self._writer.close()

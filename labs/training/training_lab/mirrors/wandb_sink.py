@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -30,7 +31,11 @@ class WandbSink:
 
         self.folder = folder
         state = folder.read_json(record.WANDB, mode=str, id=str)
-        self._seen = self._sent = 0
+        self._seen = 0
+        self.rows_sent = 0
+        """How many rows W&B has, as far as is known here."""
+        self.last_update: int | None = None
+        """The update of the last of them."""
         place = working_folder(folder)
         if state["mode"] == "offline":
             shutil.rmtree(place, ignore_errors=True)
@@ -54,19 +59,15 @@ class WandbSink:
             self._there = self.run.starting_step
             change_state(folder, url=self.run.url, entity=self.run.entity or state["entity"])
         else:
-            change_state(folder, sync_command=f"wandb sync --yes {shlex.quote(str(Path(self.run.dir).parent))}")
+            files = os.path.relpath(Path(self.run.dir).parent)
+            change_state(folder, sync_command=f"wandb sync --yes {shlex.quote(files)}")
 
     def log(self, row: Row) -> None:
         """Takes the next row."""
         self._seen += 1
         if self._seen > self._there:
             self.run.log(mirrored_values(row))
-        self._sent = max(self._seen, self._there)
-
-    @property
-    def rows_sent(self) -> int:
-        """How many rows W&B has, as far as is known here."""
-        return self._sent
+        self.rows_sent, self.last_update = max(self._seen, self._there), row["update"]
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Ends the run with its key figures. Raises TimeoutError if W&B does not take them in time, and ConnectionError
@@ -80,7 +81,7 @@ class WandbSink:
         self.run.finish(exit_code=0 if summary.get("state") in ("finished", "stopped", "interrupted") else 1)
         refusal = refusal_in(Path(self.run.dir).parent / "logs/debug-internal.log")
         if refusal:
-            self._sent = self._there
+            self.rows_sent, self.last_update = self._there, None
             raise ConnectionError(refusal)
 
 
