@@ -100,6 +100,7 @@ def test_more_micro_batches_take_less_and_the_fewest_that_fit_are_found() -> Non
     for number, needed in totals.items():
         assert micro_batches_to_fit(config, 256, hardware, kernels, needed) == number
     assert micro_batches_to_fit(config, 256, hardware, kernels, totals[24] - 1) is None
+    assert micro_batches_to_fit(config, 256, hardware, kernels, total(5)) == 6, "5 would fill some up with padding"
 
 
 def test_what_cannot_fit_is_refused_with_the_split_that_does(monkeypatch: pytest.MonkeyPatch) -> None:

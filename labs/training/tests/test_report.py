@@ -21,12 +21,14 @@ from training_lab import record
 from training_lab.errors import LabError
 from training_lab.record import RunFolder
 from training_lab.report import write_report
+from training_lab.report.charts import render
 from training_lab.report.contents import is_link
 from training_lab.report.curves import MOST_POINTS, exponential_mean, ranges, thinned
+from training_lab.report.drawn import make_charts
 from training_lab.report.gather import gather
 from training_lab.report.html import foreign, shown, table, tag
 from training_lab.report.notes import set_notes
-from training_lab.report.page import make_page
+from training_lab.report.page import json_for_script, make_page
 from training_lab.report.verdicts import STATES as STATE_WORDS
 from training_lab.report.verdicts import verdicts
 from training_lab.report_command import add_report_commands, report_command
@@ -324,6 +326,24 @@ def test_notes_are_set_with_restraint_and_skip_no_heading() -> None:
     ]  # fmt: skip
     assert "# no heading\n<b>" in page.text
     assert "**bold** [l](http://x)" in page.text
+
+
+def test_what_the_scripts_are_given_ends_no_script() -> None:
+    said = report_of(folders.on_gpu())
+    said["memory_events"]["phases"][0]["name"] = "</script><!--\u2028"
+    given = json_for_script(said, list(make_charts(said).values()))
+    assert not set("<>&\u2028") & set(given)
+    names = json.loads(given)["charts"]["memory-events"]["data"]["phases"]["name"]
+    assert names[0].startswith("</script><!--")
+
+
+def test_two_points_of_the_same_time_are_not_added_up() -> None:
+    said = report_of(folders.on_gpu())
+    said["memory_events"]["curve"] = {"s": [0.0, 0.1, 0.1, 0.2], "bytes": [2**30, 8 * 2**30, 8 * 2**30, 2**30]}
+    picture = render(make_charts(said)["memory-events"])
+    labels = [float(label) for label in re.findall(r">(\d+(?:\.\d+)?)</text>", picture)]
+    gibibytes = [label for label in labels if label <= 20]
+    assert max(gibibytes) <= 10
 
 
 # --- accessibility of the markup ---
