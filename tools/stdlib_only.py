@@ -24,8 +24,9 @@ class StdlibOnlyContract(Contract):
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         inside = {member for name in self.modules for member in (name, *graph.find_descendants(name))}
+        may_import = {member for name in self.may_import for member in (name, *graph.find_descendants(name))}
         # Importing a.b runs a, so the packages that hold the modules are among them.
-        allowed = {*inside, *(name.rpartition(".")[0] for name in inside), *self.may_import}
+        allowed = {*inside, *(name.rpartition(".")[0] for name in inside), *may_import}
         bad = []
         for importer in sorted(inside):
             for imported in sorted(graph.find_modules_directly_imported_by(importer)):

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiment_runner.durable import sha256_of_file
 from training_lab.config import Config
 from training_lab.data.build import BuildOptions, find_or_build
 from training_lab.data.cache import open_cache
@@ -35,7 +36,6 @@ from training_lab.data.sources import find_source
 from training_lab.data.stats import packing_stats
 from training_lab.data.stream import TokenStream
 from training_lab.data.tokenizers import Gpt2Tokenizer
-from training_lab.identity import sha256_of_file
 from training_lab.progress import NoProgress
 from training_lab.provenance import usable_cpus
 from training_lab.resolve import resolve_config

@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 
 import training_lab.train  # noqa: F401 - imported before the first fork
+from experiment_runner.durable import UNFINISHED_PREFIX
 from training_lab import cli
 from training_lab.checkpoint import list_checkpoints, newest_good
-from training_lab.record import CHECKPOINTS, UNFINISHED_PREFIX, list_runs
+from training_lab.record import CHECKPOINTS, list_runs
 
 
 def train_once(config: str, runs: Path) -> int:

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 from folders import make_run
 
+from experiment_runner.durable import sha256_of_file
 from training_lab import record
-from training_lab.identity import sha256_of_file
-from training_lab.record import (
-    Finding,
-    RunFolder,
-)
+from training_lab.record import Finding, RunFolder
 
 
 def bad(findings: list[Finding]) -> list[tuple[str, str]]:

@@ -13,15 +13,10 @@ import pytest
 from folders import make_run
 from tiny import TRAINING
 
+from experiment_runner.durable import write_atomically
 from training_lab import record
 from training_lab.errors import LabError, UserError
-from training_lab.record import (
-    RunFolder,
-    create_run,
-    find_run,
-    list_runs,
-    write_atomically,
-)
+from training_lab.record import RunFolder, create_run, find_run, list_runs
 
 
 def ids(runs: list[RunFolder]) -> list[str]:

@@ -20,9 +20,9 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
+from experiment_runner.durable import UNFINISHED_PREFIX, json_text, sha256_of_file, sync_file, sync_folder
 from training_lab.errors import LabError
-from training_lab.identity import sha256_of_file
-from training_lab.record import LAST_CHECKPOINT, UNFINISHED_PREFIX, json_text, sync_file, sync_folder
+from training_lab.record import LAST_CHECKPOINT
 
 FORMAT = 1
 """Raised when a state of an older version can no longer be read."""

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
-
-READ_BYTES = 1 << 20
 
 
 def canonical_json(value: Any) -> bytes:
@@ -27,14 +24,3 @@ def identity_of(value: Any) -> str:
 def sha256_of_bytes(data: bytes) -> str:
     """The SHA-256 of `data`, as 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
-
-
-def sha256_of_file(path: Path) -> str:
-    """The SHA-256 of a file's content, read in pieces so that its size does not matter."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while True:
-            block = file.read(READ_BYTES)
-            if not block:
-                return digest.hexdigest()
-            digest.update(block)

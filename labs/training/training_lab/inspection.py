@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from experiment_runner.durable import write_atomically
 from training_lab.data.batches import IGNORED, make_batch
 from training_lab.data.dataset import Dataset
 from training_lab.data.layout import Pieces
 from training_lab.data.tokenizers import decode
 from training_lab.errors import LabError, UserError
-from training_lab.record import write_atomically
 
 COLOURS = ("cyan", "yellow", "green", "magenta")
 END_OF_TEXT = "<|endoftext|>"

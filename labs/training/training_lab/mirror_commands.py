@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiment_runner.durable import write_atomically
 from training_lab.command import add_command, add_run
 from training_lab.config import TrackingConfig
 from training_lab.csv_export import metrics_table
 from training_lab.errors import UserError
 from training_lab.mirrors.mode import choose_wandb
-from training_lab.record import find_run, write_atomically
+from training_lab.record import find_run
 
 
 def add_mirror_commands(commands: Any) -> None:

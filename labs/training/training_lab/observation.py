@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from experiment_runner.durable import write_atomically
 from training_lab.config import MeasureConfig
 from training_lab.memory_events import Change, Phase, memory_picture
 from training_lab.phases import Phases
-from training_lab.record import MEMORY_EVENTS, MEMORY_SNAPSHOT, TIMELINE, RunFolder, write_atomically
+from training_lab.record import MEMORY_EVENTS, MEMORY_SNAPSHOT, TIMELINE, RunFolder
 from training_lab.trace import PHASES, summarise_trace
 from training_lab.tracking import Recorder
 

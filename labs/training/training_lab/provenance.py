@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from training_lab.identity import identity_of, sha256_of_file
+import experiment_runner
+from experiment_runner.durable import sha256_of_file
+from training_lab.identity import identity_of
 
 PACKAGE = Path(__file__).resolve().parent
+PACKAGES = (PACKAGE, Path(experiment_runner.__file__).resolve().parent)
+"""What runs: the lab, and what it takes from the runner."""
 
 # Environment variables that libraries read and that can change how, and so how exactly, something is computed. The lab
 # sets its own number of threads and its FP32 arithmetic; what it cannot set is at least on record.
@@ -32,20 +36,33 @@ def describe_source() -> dict[str, Any]:
     Outside a git checkout, or without git, `commit` is None and the hashes alone say what ran.
     """
     files = {
-        path.relative_to(PACKAGE.parent).as_posix(): sha256_of_file(path) for path in sorted(PACKAGE.rglob("*.py"))
+        path.relative_to(package.parent).as_posix(): sha256_of_file(path)
+        for package in PACKAGES
+        for path in sorted(package.rglob("*.py"))
     }
     # Installed into some other project's folder, that project's commit says nothing of this code.
     is_tracked = git("ls-files", "--error-unmatch", "__init__.py") is not None
-    untracked = (git("ls-files", "--others", "--exclude-standard", "--", "*.py") or "").splitlines()
+    return {**(describe_commit() if is_tracked else NO_COMMIT), "files": files, "sha256": identity_of(files)}
+
+
+NO_COMMIT: dict[str, Any] = {
+    "commit": None,
+    "uncommitted_changes": None,
+    "uncommitted_diff": None,
+    "untracked_files": {},
+}
+
+
+def describe_commit() -> dict[str, Any]:
+    """The commit, and how the code differs from it."""
+    everything = [str(package) for package in PACKAGES]
+    modules = [f"{package}/*.py" for package in everything]
+    untracked = (git("ls-files", "--others", "--exclude-standard", "--", *modules) or "").splitlines()
     return {
-        "commit": git("rev-parse", "HEAD") if is_tracked else None,
-        "uncommitted_changes": (git("status", "--porcelain", "--", ".") or "").splitlines() if is_tracked else None,
-        "uncommitted_diff": git("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
-        if is_tracked
-        else None,
-        "untracked_files": {name: (PACKAGE / name).read_text("utf-8") for name in untracked} if is_tracked else {},
-        "files": files,
-        "sha256": identity_of(files),
+        "commit": git("rev-parse", "HEAD"),
+        "uncommitted_changes": (git("status", "--porcelain", "--", *everything) or "").splitlines(),
+        "uncommitted_diff": git("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", *everything),
+        "untracked_files": {name: (PACKAGE / name).read_text("utf-8") for name in untracked},
     }
 
 

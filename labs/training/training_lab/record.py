@@ -13,15 +13,14 @@ import os
 import re
 import secrets
 import shlex
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from experiment_runner.durable import UNFINISHED_PREFIX, json_text, sha256_of_file, try_lock, write_atomically
+from experiment_runner.redaction import Secrets
 from training_lab.errors import LabError, UserError
-from training_lab.identity import sha256_of_file
-from training_lab.redaction import Secrets
 
 CONFIG = "config.json"
 SOURCE = "source.json"
@@ -43,7 +42,6 @@ CHECKPOINTS = "checkpoints"
 LAST_CHECKPOINT = "checkpoint.pt"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
-UNFINISHED_PREFIX = ".unfinished-"
 
 
 class Finding(NamedTuple):
@@ -226,72 +224,3 @@ def find_run(runs_dir: Path, text: str) -> RunFolder:
     if found:
         raise UserError(f"{text}: stands for {len(found)} runs: {', '.join(run.run_id for run in found[:5])}")
     raise UserError(f"{text}: no such run in {runs_dir}; the newest there is {runs[0].run_id}")
-
-
-def write_atomically(path: Path, content: bytes, aside_suffix: str = "") -> None:
-    """Writes a file aside, syncs it and renames it over `path`, so that nobody ever sees half of it.
-
-    Where several processes may write the same file, each needs an `aside_suffix` of its own.
-    """
-    aside = path.with_name(f"{UNFINISHED_PREFIX}{path.name}{aside_suffix}")
-    try:
-        with open(aside, "wb") as file:
-            file.write(content)
-            sync_file(file)
-        os.replace(aside, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise LabError(f"{path}: cannot write {len(content)} bytes: {error.strerror}") from error
-
-
-def sync_file(file: IO[Any]) -> None:
-    """Makes what was written to a file survive a loss of power."""
-    file.flush()
-    if sys.platform == "darwin":  # there fsync leaves the data in the disk's own cache
-        import fcntl
-
-        try:
-            fcntl.fcntl(file.fileno(), fcntl.F_FULLFSYNC)
-            return
-        except OSError:  # a network volume has none
-            pass
-    os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Makes renames and removals in a folder survive a loss of power, where the system can."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems sync no folders
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def json_text(value: Any) -> str:
-    """JSON as people read it. Raises ValueError for NaN and infinities."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def try_lock(file: IO[str]) -> bool:
-    """Takes the lock of an open file without waiting; False if another process has it. The system frees it when
-    the file is closed or the process ends. On a file system without locks it is always free."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # the first on Unix, the second on Windows
-        return False
-    except OSError:
-        return True
-    return True

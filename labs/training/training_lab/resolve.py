@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiment_runner.redaction import Secrets
 from training_lab.config import Config, fields_by_key, identified_values, sections, values_of
 from training_lab.config_files import EXPERIMENTS, label_of, parse_json, read_mapping, show
 from training_lab.errors import UserError
 from training_lab.identity import identity_of, sha256_of_bytes
-from training_lab.redaction import Secrets
 from training_lab.settings import Derived
 
 SUFFIXES = (".json", ".yaml", ".yml")

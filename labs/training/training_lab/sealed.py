@@ -7,9 +7,9 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from experiment_runner.durable import json_text, write_atomically
 from training_lab.errors import UserError
 from training_lab.identity import identity_of
-from training_lab.record import json_text, write_atomically
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
+from experiment_runner.redaction import Secrets
 from training_lab.errors import LabError
-from training_lab.redaction import Secrets
 
 Row = dict[str, Any]
 

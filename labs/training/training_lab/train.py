@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiment_runner.durable import write_atomically
 from training_lab import record
 from training_lab.checkpoint import Checkpoint, newest_good, set_aside_damaged, weights_sha256
 from training_lab.config import Config, TrackingConfig
@@ -171,7 +172,7 @@ def close_folder(folder: RunFolder, tracking: TrackingConfig, mirrors: Mirrors) 
         warnings += [unmirrored] if unmirrored else []
     with noting_errors(warnings):
         if tracking.csv:
-            record.write_atomically(folder.file(record.CSV), metrics_table(folder).encode("utf-8"))
+            write_atomically(folder.file(record.CSV), metrics_table(folder).encode("utf-8"))
     folder.write_manifest()
     with noting_errors(warnings):
         if tracking.report:
@@ -294,7 +295,7 @@ def write_beginning(
     folder.write_json(record.DATA_MANIFEST, trainer.dataset.manifest)
     folder.write_json(record.DATA_STATS, stats)
     notes = f"# {folder.run_id}\n\n## Question\n\n{resolved.config.purpose}\n\n## Expected\n\n\n## Seen\n\n"
-    record.write_atomically(folder.file(record.NOTES), notes.encode("utf-8"))
+    write_atomically(folder.file(record.NOTES), notes.encode("utf-8"))
     model = {
         "parameters": count_parameters(trainer.model),
         "optimizer_groups": describe_groups(trainer.model, trainer.config.optimizer),

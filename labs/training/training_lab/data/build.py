@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiment_runner.durable import sha256_of_file, sync_file, sync_folder
 from training_lab.config_data import DataConfig
 from training_lab.data.cache import (
     CACHE_MANIFEST,
@@ -41,10 +42,9 @@ from training_lab.data.sources import Source, cache_path
 from training_lab.data.split import content_hash
 from training_lab.data.tokenizers import CharTokenizer, FastGpt2Tokenizer, Tokenizer, fingerprint, make_tokenizer
 from training_lab.errors import LabError, UserError
-from training_lab.identity import identity_of, sha256_of_file
+from training_lab.identity import identity_of
 from training_lab.progress import Progress
 from training_lab.provenance import usable_cpus
-from training_lab.record import sync_file, sync_folder
 from training_lab.sealed import read_sealed, write_sealed
 
 BLOCK_DOCUMENTS = 1024

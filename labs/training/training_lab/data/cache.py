@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from experiment_runner.durable import sha256_of_file
 from training_lab.data.tokenizers import Tokenizer, tokenizer_from_manifest
 from training_lab.errors import UserError
-from training_lab.identity import sha256_of_file
 from training_lab.sealed import read_sealed
 
 SCHEMA = "token-cache-v1"

@@ -15,10 +15,10 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from experiment_runner.durable import sync_file, sync_folder
 from training_lab.data.lock import waiting_lock
 from training_lab.errors import LabError, UserError
 from training_lab.progress import Progress
-from training_lab.record import sync_file, sync_folder
 
 if TYPE_CHECKING:
     import requests

@@ -14,6 +14,7 @@ import urllib.parse
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiment_runner.durable import sha256_of_file
 from training_lab.data.download import (
     TIMEOUT_S,
     USER_AGENT,
@@ -25,7 +26,6 @@ from training_lab.data.download import (
 )
 from training_lab.data.lock import waiting_lock
 from training_lab.errors import LabError, UserError
-from training_lab.identity import sha256_of_file
 from training_lab.progress import Progress
 from training_lab.sealed import read_sealed, write_sealed
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiment_runner.durable import try_lock
 from training_lab.progress import Progress
-from training_lab.record import try_lock
 
 
 @contextlib.contextmanager

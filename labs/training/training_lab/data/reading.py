@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from experiment_runner.durable import sha256_of_file
 from training_lab.data.documents import Document, Reading, Rejected, changed, decoded, format_of, is_utf16, not_utf8
 from training_lab.data.parquet import parquet_documents
 from training_lab.errors import UserError
-from training_lab.identity import sha256_of_file
 
 READ_BYTES = 4 << 20
 BLANK_LINES = re.compile(r"\n(?:\r?\n)+")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiment_runner.durable import sha256_of_file
 from training_lab.config_data import FINEWEB_REVISION, DataConfig
 from training_lab.data.documents import Document, Reading, Rejected, format_of
 from training_lab.data.download import fetch_file
@@ -32,7 +33,6 @@ from training_lab.data.paths import find_files
 from training_lab.data.reading import read_documents
 from training_lab.data.synthetic import synthetic_document
 from training_lab.errors import LabError, UserError
-from training_lab.identity import sha256_of_file
 from training_lab.progress import Progress
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare/input.txt"

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from experiment_runner.durable import sha256_of_file
 from training_lab.errors import LabError, UserError
-from training_lab.identity import identity_of, sha256_of_file
+from training_lab.identity import identity_of
 
 GPT2_FILES = {
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",

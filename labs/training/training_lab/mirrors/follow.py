@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from experiment_runner.durable import try_lock
 from training_lab import record
 from training_lab.config import TrackingConfig
 from training_lab.errors import LabError
 from training_lab.mirrors.rows import GrowingRows
 from training_lab.mirrors.state import change_state
-from training_lab.record import RunFolder, try_lock
+from training_lab.record import RunFolder
 from training_lab.tracking import Row
 
 POLL_S = 1.0

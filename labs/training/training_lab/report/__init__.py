@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from experiment_runner.durable import json_text, write_atomically
 from training_lab import record
 from training_lab.errors import LabError
-from training_lab.record import RunFolder, json_text, write_atomically
+from training_lab.record import RunFolder
 from training_lab.report.contents import contents
 from training_lab.report.gather import gather
 from training_lab.report.page import make_page

@@ -9,8 +9,8 @@ import pytest
 from folders import make_run
 from tiny import TINY, run
 
+from experiment_runner.redaction import Secrets
 from training_lab.errors import UserError
-from training_lab.redaction import Secrets
 from training_lab.resolve import resolve_config
 from training_lab.tracking import MetricsWriter
 
