@@ -1,0 +1,54 @@
+"""What the runner asks for, one process each: `python3 agent.pyz COMMAND`. Each counts as a sign of life."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from .files import PIECE_BYTES, live, manifest, read, receive
+from .place import CANCEL, LOG, SENT, STATUS, give_sign_of_life, load, write_out
+from .steps import LOOK_S, has_ended, is_running, start
+
+SIGN_OF_LIFE_EVERY_S = 5.0
+
+
+def main() -> None:
+    """Runs one command."""
+    os.umask(0o077)
+    give_sign_of_life()
+    commands = {"receive": receive, "start": start, "status": status, "log": log, "cancel": CANCEL.touch,
+                "manifest": manifest, "read": read, "live": live}  # fmt: skip
+    commands[sys.argv[1]]()
+
+
+def status() -> None:
+    """Prints what became of the job; `none` before its start."""
+    if not STATUS.exists():
+        print(json.dumps({"job": "none", "is_sent": SENT.is_dir()}))
+        return
+    said = load(STATUS)
+    if said["job"] == "running" and not is_running(said):
+        said = load(STATUS)  # it may have ended between the two looks
+        if said["job"] == "running":
+            said.update(job="failed", reason="the machine was restarted, or the supervisor killed, during the job")
+    said["log_bytes"] = LOG.stat().st_size if LOG.exists() else 0
+    print(json.dumps(said))
+
+
+def log() -> None:
+    """Prints the log from byte N on as it grows, until the job has ended and all of it was printed."""
+    signed = 0.0
+    with open(LOG, "rb") as file:
+        file.seek(int(sys.argv[2]))
+        while True:
+            is_whole = has_ended()
+            for piece in iter(lambda: file.read(PIECE_BYTES), b""):
+                write_out(piece)
+            if is_whole:
+                return
+            if time.monotonic() - signed > SIGN_OF_LIFE_EVERY_S:
+                signed = time.monotonic()
+                give_sign_of_life()
+            time.sleep(LOOK_S)
