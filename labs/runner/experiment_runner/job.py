@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from experiment_runner.errors import InputError
 from experiment_runner.parsing import Seconds, read_settings
@@ -18,6 +18,7 @@ from experiment_runner.parsing import Seconds, read_settings
 SCHEMA = 1
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 Problems = Iterator[tuple[str, str]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Step:
 
     name: str
     run: str
-    """The command. It finds EXPERIMENT_ID and EXPERIMENT_RESULTS (a folder) in its environment."""
+    """The command. It finds EXPERIMENT_ID, EXPERIMENT_RESULTS (the folder for results) and EXPERIMENT_SHARED (a folder
+    that the machine's runs share) in its environment."""
     timeout: Seconds = Seconds(3600.0)
     """After it the step is ended, and the job with it."""
     cwd: str = "."
@@ -140,7 +142,7 @@ class Job:
     provider: str = "local"
     """Where it runs: `runpod`, `ssh` or `local`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The provider's own settings."""
+    """Each provider's own settings, by its name."""
     on_failure: str = "delete"
     """What becomes of the machine of a job that failed, once its log and whatever it made is here: `delete` or
     `stop`."""
@@ -179,6 +181,11 @@ def job_from_json(values: Any, label: str) -> Job:
     if len(job.steps) and not job.files.include and not job.files.inline:
         raise InputError(f"{label}: files.include: nothing is sent; name at least one file")
     return job
+
+
+def settings_for(kind: type[T], job: Job, label: str) -> T:
+    """The settings of the job's provider."""
+    return read_settings(kind, job.settings.get(job.provider, {}), label, f"settings.{job.provider}")
 
 
 def is_inside(path: str) -> bool:

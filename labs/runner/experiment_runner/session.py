@@ -124,12 +124,22 @@ class Output:
     def some(self, most: int = PIECE_BYTES) -> bytes:
         """The next bytes, at most so many; empty at the end of a command that succeeded. Raises ConnectionLost or
         CommandFailed for one that did not."""
+        while True:
+            piece = self.some_within(LOOK_S, most)
+            if piece is not None:
+                return piece
+
+    def some_within(self, seconds: float, most: int = PIECE_BYTES) -> bytes | None:
+        """The same; None if nothing came for so long."""
+        deadline = time.monotonic() + seconds
         while not self.held and not self.has_ended:
             try:
                 self.held = self.pieces.get(timeout=LOOK_S)
                 self.has_ended = not self.held
             except queue.Empty:
                 self.session.look()
+                if time.monotonic() > deadline:
+                    return None
         if self.has_ended and not self.held:
             self.session.check(self.process.wait(), b"".join(self.errors))
         taken, self.held = self.held[:most], self.held[most:]

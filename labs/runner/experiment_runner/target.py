@@ -11,10 +11,11 @@ from typing import Any
 
 from experiment_runner.bundle import Bundle
 from experiment_runner.errors import RunnerError
-from experiment_runner.session import Session
+from experiment_runner.session import CommandFailed, Session
 
 AGENT = Path(__file__).parent / "agent"
 MAIN = "from agent.commands import main\n\nmain()\n"
+NOTHING = '{"job": "none"}'
 A_LONG_TIME_AGO = (1980, 1, 1, 0, 0, 0)
 MANIFEST_TIMEOUT_S = 3600.0
 
@@ -31,12 +32,15 @@ class Target:
 
     def ask(self, *words: str, stdin: bytes = b"", timeout_s: float = 60.0) -> Any:
         """Asks the supervisor, and returns its answer."""
-        answer = self.session.run(self.command(*words), stdin, timeout_s)
+        return self.read(words[0], self.session.run(self.command(*words), stdin, timeout_s))
+
+    def read(self, question: str, answer: bytes) -> Any:
+        """An answer as JSON. Raises CommandFailed for anything else."""
         try:
             return json.loads(answer)
         except ValueError as error:
             shown = answer[:200].decode("utf-8", "replace")
-            raise RunnerError(f"the supervisor answered {words[0]!r} with {shown!r}, which is not JSON") from error
+            raise CommandFailed(f"the supervisor answered {question!r} with {shown!r}, which is not JSON") from error
 
     def install(self) -> None:
         """Makes the folder, for its owner alone, and sends the supervisor there."""
@@ -56,8 +60,10 @@ class Target:
         self.ask("start", stdin=json.dumps({"spec": spec, "secrets": secrets}).encode())
 
     def status(self) -> dict[str, Any]:
-        """What became of the job."""
-        said: dict[str, Any] = self.ask("status")
+        """What became of the job; `none` where nothing was sent yet."""
+        is_there = shlex.quote(f"{self.work}/control/agent.pyz")
+        command = f"if [ -f {is_there} ]; then {self.command('status')}; else echo '{NOTHING}'; fi"
+        said: dict[str, Any] = self.read("status", self.session.run(command))
         return said
 
     def cancel(self) -> None:

@@ -1,8 +1,8 @@
 """Results home: resumed wherever the connection broke, verified by size and SHA-256, and put in place only then.
 
-Files arrive in a folder beside the output. A byte that is there is never asked for again, unless the file turns out to be
-another: that is also how files which grow are fetched while the job still runs. Nothing that the target says can make
-this write outside the output.
+Files arrive in a folder beside the output. A byte that is there is never asked for again, unless the file turns out to
+be another: that is also how files which grow are fetched while the job still runs. Nothing that the target says can
+make this write outside the output.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from experiment_runner.durable import sha256_of_file
 from experiment_runner.errors import RunnerError
 from experiment_runner.job import Results
-from experiment_runner.session import ConnectionLost, Output
+from experiment_runner.session import LOOK_S, ConnectionLost, Output
 from experiment_runner.target import Target
 
 GB = 1_000_000_000
@@ -68,7 +68,7 @@ def pull(target: Target, output: Path, results: Results, pause_s: float, show: S
     """
     skipped: dict[str, str] = {}
     for _ in range(ROUNDS):
-        listing = with_patience(target.manifest, pause_s)
+        listing = with_patience(target, target.manifest, pause_s)
         expected, refused = safe_files(listing["files"])
         skipped = {**listing["skipped"], **refused}
         need_room(output, expected, results)
@@ -92,14 +92,21 @@ def safe_files(listed: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], di
     """The files of a listing that may be written below a folder, and the others with the reason."""
     safe, refused = {}, {}
     for path, entry in listed.items():
-        parts = path.split("/")
-        if any(part in BAD_PARTS for part in parts) or "\\" in path or ":" in parts[0] or "\0" in path:
+        if not is_safe(path):
             refused[path] = "its name leads out of the results"
         elif not (isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and "sha256" in entry):
             refused[path] = "it is not described"
         else:
             safe[path] = {"bytes": entry["bytes"], "sha256": entry["sha256"]}
     return safe, refused
+
+
+def is_safe(path: str) -> bool:
+    """Whether a path stays below the folder that it is relative to, on any system."""
+    parts = path.split("/")
+    return (
+        not any(part in BAD_PARTS for part in parts) and "\\" not in path and ":" not in parts[0] and "\0" not in path
+    )
 
 
 def need_room(output: Path, expected: Mapping[str, Any], results: Results) -> None:
@@ -114,7 +121,7 @@ def need_room(output: Path, expected: Mapping[str, Any], results: Results) -> No
     free = shutil.disk_usage(here).free
     if total + SPARE_BYTES > free:
         raise TransferFailed(
-            f"{here}: the results have {total / GB:.2f} GB, and {free / GB:.2f} GB are free; make room and collect again"
+            f"{here}: the results have {total / GB:.2f} GB, and {free / GB:.2f} GB are free; make room, then `collect`"
         )
 
 
@@ -136,40 +143,54 @@ def fetch(
     target: Target, output: Path, wanted: Mapping[str, dict[str, Any]], pause_s: float, show: Show
 ) -> dict[str, str]:
     """Fetches files and puts those that verify in place. Returns the others with the reason."""
-    incoming, left = incoming_of(output), dict(wanted)
-    total, failed = sum(entry["bytes"] for entry in wanted.values()), {}
-    tries, known = 0, -1
+    incoming, left, failed = incoming_of(output), dict(wanted), {}
+    total = sum(int(entry["bytes"]) for entry in wanted.values())
+    tries, most = 0, -1
+
+    def done() -> int:
+        arrived = sum(min(int(entry["bytes"]), size_of(incoming / path)) for path, entry in left.items())
+        return total - sum(int(entry["bytes"]) for entry in left.values()) + arrived
+
     while left:
-        arrived = sum(size_of(incoming / path) for path in left)
-        done = total - sum(entry["bytes"] for entry in left.values()) + arrived
-        tries, known = (0, done) if done > known else (tries + 1, known)
+        tries, most = (0, done()) if done() > most else (tries + 1, most)
         batch = [[path, size_of(incoming / path)] for path in sorted(left)[:FEW_FILES]]
         try:
             with target.session.stream(target.command("read"), json.dumps(batch).encode()) as output_of:
-                for path, reason in read_frames(output_of, incoming, set(left), lambda n: show(done + n, total)):
-                    reason = reason or settle(incoming / path, output, path, left[path])
-                    if reason:
-                        failed[path] = reason
+                for path, problem in read_frames(output_of, incoming, left, Shown(show, done(), total)):
+                    problem = problem or settle(incoming / path, output, path, left[path])
+                    if problem:
+                        failed[path] = problem
                     del left[path]
         except ConnectionLost:
             if tries >= TRIES:
                 raise
-            time.sleep(pause_s * min(tries + 1, 6))
-            target.session.look()
+            wait(target, pause_s * min(tries + 1, 6))
     return failed
 
 
-def read_frames(output: Output, incoming: Path, asked: set[str], show: Callable[[int], None]) -> Any:
-    """Reads frames into the folder of what arrives: yields each file when its frame is whole, with the reason if there
-    was none."""
-    num_bytes = 0
+class Shown:
+    """How far a transfer is."""
+
+    def __init__(self, show: Show, done: int, total: int) -> None:
+        self.show, self.done, self.total = show, done, total
+
+    def add(self, num_bytes: int) -> None:
+        self.done += num_bytes
+        self.show(self.done, self.total)
+
+
+def read_frames(
+    output: Output, incoming: Path, asked: Container[str] | None, shown: Shown
+) -> Iterator[tuple[str, str]]:
+    """Reads frames into the folder of what arrives: yields each file when its frame is whole, with the problem if there
+    was one. `asked` are the paths that may come; None: any that is safe."""
     while True:
         line = output.line()
         if not line:
             return
         frame = json.loads(line)
         path = frame["path"]
-        if path not in asked:
+        if path not in asked if asked is not None else not is_safe(path):
             raise TransferFailed(f"the target sent {path!r}, which nobody asked for")
         if "error" in frame:
             yield path, frame["error"]
@@ -182,9 +203,16 @@ def read_frames(output: Output, incoming: Path, asked: set[str], show: Callable[
                     raise ConnectionLost("the connection ended within a file")
                 file.write(piece)
                 left -= len(piece)
-                num_bytes += len(piece)
-                show(num_bytes)
+                shown.add(len(piece))
         yield path, ""
+
+
+def wait(target: Target, seconds: float) -> None:
+    """Sleeps, unless the person wants to stop."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        target.session.look()
+        time.sleep(min(LOOK_S, seconds))
 
 
 def open_part(incoming: Path, path: str) -> Any:
@@ -229,24 +257,9 @@ def follow_live(target: Target, output: Path) -> None:
     incoming = incoming_of(output)
     known = {path.relative_to(incoming).as_posix(): size_of(path) for path in incoming.rglob("*") if path.is_file()}
     with target.session.stream(target.command("live"), json.dumps(known).encode()) as output_of:
-        while True:
-            line = output_of.line()
-            if not line:
-                return
-            frame = json.loads(line)
-            safe, _ = safe_files({frame["path"]: {"bytes": 0, "sha256": ""}})
-            if frame["path"] not in safe or "error" in frame:
-                raise TransferFailed(
-                    f"the target sent {frame['path']!r}: {frame.get('error', 'not a name for a file')}"
-                )
-            left = int(frame["bytes"])
-            with open_part(incoming, frame["path"]) as file:
-                while left:
-                    piece = output_of.some(left)
-                    if not piece:
-                        raise ConnectionLost("the connection ended within a file")
-                    file.write(piece)
-                    left -= len(piece)
+        for path, problem in read_frames(output_of, incoming, None, Shown(lambda done, total: None, 0, 0)):
+            if problem:
+                raise TransferFailed(f"{path}: {problem}")
 
 
 def salvage(output: Path) -> dict[str, dict[str, Any]]:
@@ -262,7 +275,7 @@ def salvage(output: Path) -> dict[str, dict[str, Any]]:
     return saved
 
 
-def with_patience(action: Callable[[], Any], pause_s: float) -> Any:
+def with_patience(target: Target, action: Callable[[], Any], pause_s: float) -> Any:
     """Does something again over a connection that breaks."""
     for attempt in range(TRIES):
         try:
@@ -270,5 +283,5 @@ def with_patience(action: Callable[[], Any], pause_s: float) -> Any:
         except ConnectionLost:
             if attempt + 1 == TRIES:
                 raise
-            time.sleep(pause_s * (attempt + 1))
+            wait(target, pause_s * (attempt + 1))
     raise AssertionError

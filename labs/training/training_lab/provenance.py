@@ -15,8 +15,9 @@ from experiment_runner.durable import sha256_of_file
 from training_lab.identity import identity_of
 
 PACKAGE = Path(__file__).resolve().parent
-PACKAGES = (PACKAGE, Path(experiment_runner.__file__).resolve().parent)
-"""What runs: the lab, and what it takes from the runner."""
+RUNNER = Path(experiment_runner.__file__).resolve().parent
+OF_THE_RUNNER = [RUNNER / f"{name}.py" for name in ("__init__", "durable", "errors", "redaction")]
+"""What a training uses of the runner."""
 
 # Environment variables that libraries read and that can change how, and so how exactly, something is computed. The lab
 # sets its own number of threads and its FP32 arithmetic; what it cannot set is at least on record.
@@ -35,11 +36,9 @@ def describe_source() -> dict[str, Any]:
 
     Outside a git checkout, or without git, `commit` is None and the hashes alone say what ran.
     """
-    files = {
-        path.relative_to(package.parent).as_posix(): sha256_of_file(path)
-        for package in PACKAGES
-        for path in sorted(package.rglob("*.py"))
-    }
+    paths = [*sorted(PACKAGE.rglob("*.py")), *OF_THE_RUNNER]
+    roots = (PACKAGE.parent, RUNNER.parent)
+    files = {path.relative_to(roots[path in OF_THE_RUNNER]).as_posix(): sha256_of_file(path) for path in paths}
     # Installed into some other project's folder, that project's commit says nothing of this code.
     is_tracked = git("ls-files", "--error-unmatch", "__init__.py") is not None
     return {**(describe_commit() if is_tracked else NO_COMMIT), "files": files, "sha256": identity_of(files)}
@@ -55,8 +54,8 @@ NO_COMMIT: dict[str, Any] = {
 
 def describe_commit() -> dict[str, Any]:
     """The commit, and how the code differs from it."""
-    everything = [str(package) for package in PACKAGES]
-    modules = [f"{package}/*.py" for package in everything]
+    everything = [str(PACKAGE), *map(str, OF_THE_RUNNER)]
+    modules = [f"{PACKAGE}/*.py", *map(str, OF_THE_RUNNER)]
     untracked = (git("ls-files", "--others", "--exclude-standard", "--", *modules) or "").splitlines()
     return {
         "commit": git("rev-parse", "HEAD"),

@@ -9,7 +9,7 @@ import time
 
 from .files import PIECE_BYTES, live, manifest, read, receive
 from .place import CANCEL, LOG, SENT, STATUS, give_sign_of_life, load, write_out
-from .steps import LOOK_S, has_ended, is_running, start
+from .steps import LOOK_S, end, has_ended, is_running, start
 
 SIGN_OF_LIFE_EVERY_S = 5.0
 
@@ -18,7 +18,7 @@ def main() -> None:
     """Runs one command."""
     os.umask(0o077)
     give_sign_of_life()
-    commands = {"receive": receive, "start": start, "status": status, "log": log, "cancel": CANCEL.touch,
+    commands = {"receive": receive, "start": start, "status": status, "log": log, "cancel": CANCEL.touch, "end": end,
                 "manifest": manifest, "read": read, "live": live}  # fmt: skip
     commands[sys.argv[1]]()
 

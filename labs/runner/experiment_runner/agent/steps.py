@@ -90,7 +90,7 @@ def run_step(
     """Runs one step to its end. Returns the job's verdict so far, and why."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RUNPOD_")}
     environment.update(spec["env"])
-    environment.update(EXPERIMENT_ID=spec["id"], EXPERIMENT_RESULTS=spec["results"])
+    environment.update(EXPERIMENT_ID=spec["id"], EXPERIMENT_RESULTS=spec["results"], EXPERIMENT_SHARED=str(WORK.parent))
     environment.update({name: secrets[name] for name in step["secrets"] if name in secrets})
     record = {"name": step["name"], "began": time.time(), "rc": None}
     state["steps"].append(record)
@@ -105,6 +105,8 @@ def run_step(
         start_new_session=True,
     )
     groups.append(process.pid)
+    state["groups"] = groups
+    try_save(STATUS, state)
     given = [secrets[name].encode() for name in step["secrets"] if secrets.get(name)]
     copying = threading.Thread(target=copy_output, args=(process.stdout, given), daemon=True)
     copying.start()
@@ -219,6 +221,17 @@ def mark_of(pid: int) -> str:
         os.kill(pid, 0)
         return str(pid)
     return ""
+
+
+def end() -> None:
+    """Ends the supervisor and all that its steps started, at once. The groups of a job that has ended are gone: their
+    numbers may be anybody's by now."""
+    status = load(STATUS) if STATUS.exists() else {}
+    if status and is_running(status):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(str(status["process"]).split()[0]), signal.SIGKILL)
+        for group in status.get("groups", []):
+            kill_group(group, signal.SIGKILL)
 
 
 def is_running(status: dict[str, Any]) -> bool:
