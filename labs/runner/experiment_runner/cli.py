@@ -46,7 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     parser = argparse.ArgumentParser(
         prog="python -m experiment_runner",
-        description="Runs a job on a rented, a remote or this machine, brings its results home, leaves nothing running.",
+        description="Runs a job on a rented, a remote or this machine, brings its results home, leaves nothing on.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

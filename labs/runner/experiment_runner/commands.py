@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -21,12 +22,12 @@ from experiment_runner.job import Job, job_from_json
 from experiment_runner.keys import ENV_FILE, find_keys, missing_keys, secrets_of
 from experiment_runner.providers import ACCOUNT_KEY, make_provider
 from experiment_runner.providers.base import Machine, Plan, Provider
-from experiment_runner.record import exit_code, need_own_output, summary_of
+from experiment_runner.record import exit_code, keep_record, need_own_output, summary_of
 from experiment_runner.state import StateFile, created_and_deadline, load_state, new_state, utc_now
 
 STATES = Path(".runpod")
 RUNS = ".runs/{id}"
-INTERRUPTED = 130
+SSH_TOOLS = ("ssh", "ssh-keygen", "ssh-keyscan")
 Done = Callable[[StateFile], None]
 """Called with a run's state when a command is through with it."""
 
@@ -55,7 +56,7 @@ def start_run(job: Job, label: str, base: Path, output: str, here: Here, *, is_d
     for note in provider.plan().notes:
         here.console.say(f"note: {note}")
     file = new_state(STATES, job.to_json(), base.resolve(), output, job.limits.max_hours, secrets)
-    need_own_output(file, job)
+    need_own_output(file)
     file.save()
     return drive(file, job, provider, here, ("running", "finished") if is_detached else ())
 
@@ -86,6 +87,9 @@ def drive(file: StateFile, job: Job, provider: Provider, here: Here, until: tupl
             file.state.message = str(error)
         except OSError as error:
             failure = RunnerError(f"{error.filename or 'the system'}: {error.strerror}")
+        except Exception as error:  # a fault of ours must not hide that a machine costs money
+            traceback.print_exc()
+            failure = RunnerError(f"a fault of the runner: {type(error).__name__}: {error}")
         here.done(file)
         is_interrupted = is_interrupted or interrupts.count > 0
     state = file.state
@@ -94,7 +98,7 @@ def drive(file: StateFile, job: Job, provider: Provider, here: Here, until: tupl
         code = code if code == 30 else failure.exit_code if state.phase in ("refused", "planned") else code or 20
         print(f"error: {failure}", file=sys.stderr, flush=True)
     values = {"code": code, "run": state.run, "verdicts": state.verdicts, "state": str(file.path), "cost": state.cost}
-    console.summary(values, summary_of(file, provider.console_url(flow.machine_id)))
+    console.summary(values, summary_of(file, provider.console_url(flow.machine.id)))
     return code
 
 
@@ -105,7 +109,7 @@ def go_on(path: Path, here: Here, act: str = "", until: tuple[str, ...] = (), ou
     job = job_from_json(file.state.job, label)
     if output:
         file.state.output = output
-    need_own_output(file, job)
+    need_own_output(file)
     return drive(file, job, make_provider(job, label, here.keys), here, until, act)
 
 
@@ -191,7 +195,7 @@ def refresh_cost(path: Path, here: Here) -> int:
         return 0
     with file.lock():
         file.state.cost["billed"] = {**bill, "utc": utc_now()}
-        Flow(file, job, make_provider(job, str(path), here.keys), here.keys, here.console, Interrupts(print)).close()
+        keep_record(file)
         here.done(file)
     cost = file.state.cost
     said = f"{bill['usd']:.4f} USD billed in {bill['num_records']} records"
@@ -260,7 +264,7 @@ def doctor(provider_of: Callable[[], Provider], here: Here) -> int:
     """Says what works here and what does not. 0 if nothing is missing, else 1."""
     checks = [
         (f"Python {platform.python_version()}", sys.version_info >= (3, 9), "needs 3.9 or newer"),
-        *((tool, shutil.which(tool) is not None, "install OpenSSH's client") for tool in ("ssh", "ssh-keygen", "ssh-keyscan")),
+        *((tool, shutil.which(tool) is not None, "install OpenSSH's client") for tool in SSH_TOOLS),
         (f"{ENV_FILE} or environment has {ACCOUNT_KEY}", bool(here.keys.get(ACCOUNT_KEY)), "see .env.example"),
     ]  # fmt: skip
     num_bad = 0

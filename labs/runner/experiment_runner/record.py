@@ -8,7 +8,6 @@ from typing import Any
 
 from experiment_runner.durable import json_text, write_atomically
 from experiment_runner.errors import InputError
-from experiment_runner.job import Job
 from experiment_runner.state import State, StateFile
 
 RECORD = "remote.json"
@@ -58,7 +57,15 @@ def write_record(file: StateFile) -> None:
         shutil.copyfile(file.log, file.output / LOG)
 
 
-def need_own_output(file: StateFile, job: Job) -> None:
+def keep_record(file: StateFile) -> None:
+    """Brings state and record up to date on disk."""
+    file.state.cost = estimated_cost(file.state)
+    file.save()
+    if file.output.is_dir():
+        write_record(file)
+
+
+def need_own_output(file: StateFile) -> None:
     """Raises InputError if the output folder holds anything that is not this run's, or would be confused with it."""
     if "{id}" in file.state.output and not file.state.resource:
         return

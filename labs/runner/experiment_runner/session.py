@@ -72,12 +72,14 @@ class Session(NamedTuple):
         fails.
         """
         process, deadline = self.open(command), time.monotonic() + timeout_s
+        given: bytes | None = stdin
         try:
             while True:
                 try:
-                    output, errors = process.communicate(stdin, LOOK_S)
+                    output, errors = process.communicate(given, LOOK_S)
                     break
                 except subprocess.TimeoutExpired as error:
+                    given = None  # it is being written already
                     self.look()
                     if time.monotonic() > deadline:
                         raise ConnectionLost(f"no answer within {timeout_s:.0f} s") from error

@@ -103,7 +103,7 @@ class Provider(Protocol):
     def connect(self, machine: Machine, folder: Path, silence_s: float) -> tuple[Session, str, dict[str, Any]]:
         """A session, the working folder there, and what the record says of the connection. Raises NotReady."""
 
-    def guard(self, machine: Machine) -> str:
+    def guard(self, machine_id: str) -> str:
         """A shell command with which the machine ends itself; empty if there is none."""
 
     def stop(self, machine_id: str) -> None:

@@ -110,7 +110,7 @@ class Host:
         how = "in the user's known_hosts" if self.session.is_remote else "this machine"
         return self.session, str(machine.facts["folder"]), {"host_key": how}
 
-    def guard(self, machine: Machine) -> str:
+    def guard(self, machine_id: str) -> str:
         return ""
 
     def stop(self, machine_id: str) -> None:

@@ -220,20 +220,19 @@ class Runpod:
 
     def host_key(self, machine_id: str, address: dict[str, Any]) -> tuple[str, str]:
         """The pod's host key, and how it was learned. Raises NotReady until the log has it."""
-        lines = self.api.log_lines(machine_id, "container")
-        for line in reversed(lines):  # the last container's: each has keys of its own
-            told = HOST_KEY.search(line)
-            if told:
-                return told[1], "printed by the container, read over the API"
-            found = FINGERPRINT.search(line)
-            if found:
-                for key in scan(address):
-                    if fingerprint(key) == found[1]:
-                        return key, "its fingerprint was printed by the container, read over the API"
-                raise NotReady("no host key there has the fingerprint that the container printed")
-        raise NotReady("the container has not printed its host key yet")
+        lines = self.api.log_lines(machine_id, "container")[::-1]  # the last container's first: each has its own keys
+        told = next(filter(None, map(HOST_KEY.match, lines)), None)
+        if told:
+            return told[1], "printed by the container, read over the API"
+        found = next(filter(None, map(FINGERPRINT.search, lines)), None)
+        if found is None:
+            raise NotReady("the container has not printed its host key yet")
+        for key in scan(address):
+            if fingerprint(key) == found[1]:
+                return key, "its fingerprint was printed by the container, read over the API"
+        raise NotReady("nobody at the pod's address has the host key that the container printed")
 
-    def guard(self, machine: Machine) -> str:
+    def guard(self, machine_id: str) -> str:
         return ""
 
     def stop(self, machine_id: str) -> None:
