@@ -125,6 +125,23 @@ NO_PART_OF_IDENTITY = {
     "tracking.csv": True,
     "tracking.report": False,
     "tracking.timeout_s": 5,
+    "remote.provider": "local",
+    "remote.host": "gpu-box",
+    "remote.gpus": ["NVIDIA H200"],
+    "remote.gpu_count": 2,
+    "remote.cloud": "COMMUNITY",
+    "remote.image": "other@sha256:0",
+    "remote.min_cuda": "12.9",
+    "remote.disk_gb": 50,
+    "remote.volume_gb": 70,
+    "remote.network_volume": "vol",
+    "remote.data_centers": ["US-KS-2"],
+    "remote.python": "python3.12",
+    "remote.install": "nothing",
+    "remote.max_hours": 1,
+    "remote.max_usd": 1,
+    "remote.max_usd_per_hour": 1,
+    "remote.max_upload_mb": 1,
 }
 WITHOUT_ANOTHER_VALUE = {"data.end_of_text", "measure.peak_tflops", "measure.peak_source"}
 """Each has another value only together with another setting's."""

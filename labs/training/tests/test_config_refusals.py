@@ -248,6 +248,13 @@ RANGES: dict[str, tuple[list[object], list[object]]] = {
     "measure.memory_update": ([0, 10**12], [-1]),
     "measure.peak_tflops": ([0], [-1]),
     "tracking.timeout_s": ([1e-9, 3600], [-1, 0, 3601]),
+    "remote.gpu_count": ([1, 64], [-1, 0, 65]),
+    "remote.disk_gb": ([10, 10**6], [-1, 0, 9]),
+    "remote.volume_gb": ([10, 10**6], [-1, 0, 9]),
+    "remote.max_hours": ([1e-9, 720], [-1, 0, 721]),
+    "remote.max_usd": ([1e-9, 1e6], [-1, 0, 1e7]),
+    "remote.max_usd_per_hour": ([1e-9, 1e6], [-1, 0, 1e7]),
+    "remote.max_upload_mb": ([1e-9, 1e6], [-1, 0, 1e7]),
 }
 
 

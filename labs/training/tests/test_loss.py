@@ -12,7 +12,8 @@ import torch
 
 from training_lab import loss as loss_module
 from training_lab.data.batches import IGNORED
-from training_lab.loss import CHUNK_TOKENS, ChunkedLoss, Objective, liger_loss, make_head_loss, reference_loss
+from training_lab.footprint import CHUNK_TOKENS
+from training_lab.loss import ChunkedLoss, Objective, liger_loss, make_head_loss, reference_loss
 
 SIZES = [1, 7, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 2 * CHUNK_TOKENS + 300]
 PLAIN = Objective()

@@ -13,11 +13,15 @@ from training_lab.config import Config
 from training_lab.data.dataset import prepare_dataset
 from training_lab.engine import Trainer, make_trainer, train_update
 from training_lab.errors import UserError
+from training_lab.footprint import activation_bytes, kind_on_gpu, memory_parts, parameter_values
+from training_lab.gpus import GPUS
 from training_lab.kernels import choose_kernels
+from training_lab.model import Decoder, count_parameters
 from training_lab.observation import CpuHistory
 from training_lab.precision import choose_hardware, plan_hardware
-from training_lab.prediction import activation_bytes, micro_batches_to_fit, need_memory, predict_memory
+from training_lab.prediction import enough_micro_batches, need_memory, predict_memory
 from training_lab.record import RunFolder
+from training_lab.resolve import resolve_config
 
 H100 = "NVIDIA H100 80GB HBM3"
 WINDOWS = ("batch.layout=windows", "batch.block_size=64", "model.dropout=0", "model.d_model=128", "model.num_heads=4")
@@ -98,9 +102,9 @@ def test_more_micro_batches_take_less_and_the_fewest_that_fit_are_found() -> Non
     totals = {number: total(number) for number in (1, 2, 3, 4, 6, 8, 12, 24)}
     assert list(totals.values()) == sorted(totals.values(), reverse=True)
     for number, needed in totals.items():
-        assert micro_batches_to_fit(config, 256, hardware, kernels, needed) == number
-    assert micro_batches_to_fit(config, 256, hardware, kernels, totals[24] - 1) is None
-    assert micro_batches_to_fit(config, 256, hardware, kernels, total(5)) == 6, "5 would fill some up with padding"
+        assert enough_micro_batches(config, 256, hardware, kernels, needed) == number
+    assert enough_micro_batches(config, 256, hardware, kernels, totals[24] - 1) is None
+    assert enough_micro_batches(config, 256, hardware, kernels, total(5)) == 6, "5 would fill some up with padding"
 
 
 def test_what_cannot_fit_is_refused_with_the_split_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,3 +121,19 @@ def test_what_cannot_fit_is_refused_with_the_split_that_does(monkeypatch: pytest
         need_memory(config, 256, hardware, kernels)
     monkeypatch.setattr("training_lab.prediction.machine_memory_bytes", lambda: whole)
     need_memory(config, 256, hardware, kernels)
+
+
+@pytest.mark.parametrize("overrides", [(), ("model.num_layers=3", "model.d_model=96", "model.num_heads=3")])
+def test_the_values_that_a_model_trains_are_known_without_it(overrides: tuple[str, ...]) -> None:
+    config = tiny(*overrides)
+    foretold = parameter_values(config.model, 300)
+    model = Decoder(config.model, 300)
+    assert sum(foretold.values()) == count_parameters(model)
+    assert foretold["matrices of the blocks"] == sum(p.numel() for p in model.blocks.parameters() if p.ndim == 2)
+
+
+def test_corrected_on_an_h100_takes_what_was_recorded() -> None:
+    config = resolve_config("corrected").config
+    total = sum(memory_parts(config, 50_257, kind_on_gpu(config, GPUS[H100])).values())
+    assert sum(parameter_values(config.model, 50_257).values()) == 126_716_160
+    assert total / 2**30 == pytest.approx(47.88, rel=0.03)

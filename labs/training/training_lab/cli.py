@@ -20,6 +20,7 @@ from training_lab.output import forget_output
 from training_lab.record import RunFolder, find_run, list_runs
 from training_lab.report_command import add_report_commands
 from training_lab.resolve import resolve_config
+from training_lab.runpod_command import add_runpod_commands
 from training_lab.watch_command import add_watch_command
 
 
@@ -75,6 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_config(train)
     train.add_argument("--new", action="store_true", help="start another run even if one is unfinished")
+    train.add_argument("--run-id", metavar="ID", help="the name of the folder of a new run (default: made of the time)")
     train.add_argument(
         "--stop-after", type=int, metavar="K", help="save and stop after update K; the same command goes on"
     )
@@ -101,6 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_report_commands(commands)
     add_watch_command(commands)
     add_mirror_commands(commands)
+    add_runpod_commands(commands)
 
     runs = command("runs", runs_command, "List the runs, newest first.", "")
     runs.add_argument("--json", action="store_true", help="a JSON list, for programs")
@@ -166,7 +169,7 @@ def train_command(options: argparse.Namespace) -> int:
     from training_lab.wall_clock import WallClock
 
     clock, console = WallClock(options.started), make_console(options.json)
-    return run_training(resolved, options.runs, console, options.new, options.stop_after, clock)
+    return run_training(resolved, options.runs, console, options.new, options.stop_after, clock, options.run_id)
 
 
 def plan_command(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from training_lab.config_data import BatchConfig, DataConfig
+from training_lab.config_remote import RemoteConfig
 from training_lab.settings import Problem, derived, setting
 
 
@@ -260,6 +261,7 @@ class Config:
     checkpoint: CheckpointConfig
     measure: MeasureConfig
     tracking: TrackingConfig
+    remote: RemoteConfig
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong within a concern, then between concerns; warnings are among them, marked so."""
@@ -352,6 +354,7 @@ def sections() -> dict[str, type]:
         "checkpoint": CheckpointConfig,
         "measure": MeasureConfig,
         "tracking": TrackingConfig,
+        "remote": RemoteConfig,
     }
 
 
@@ -373,7 +376,11 @@ def values_of(config: Config) -> dict[str, Any]:
     return values
 
 
+UNIDENTIFIED = ("purpose", "tracking", "remote")
+"""The words, the mirrors and the machine: two configs that differ in them alone are the same experiment."""
+
+
 def identified_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a config's values that its identity is made of: all but the words, the places and the mirrors."""
+    """The part of a config's values that its identity is made of."""
     data = {name: value for name, value in values["data"].items() if name != "cache_dir"}
-    return {**{name: value for name, value in values.items() if name not in ("purpose", "tracking")}, "data": data}
+    return {**{name: value for name, value in values.items() if name not in UNIDENTIFIED}, "data": data}

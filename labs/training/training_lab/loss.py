@@ -19,15 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from training_lab.data.batches import IGNORED
-
-CHUNK_TOKENS = 1024
-"""Rows of logits that exist at one time; 1,024 was the fastest of 256 to 4,096 at 50,257 columns on a CPU."""
-
-CHUNK_TOKENS_GPU = 4096
-"""The same on a GPU, which is not filled by less."""
-
-ALIGNED = 64
-"""Matrix products are slow where rows of logits are no multiple of this many values."""
+from training_lab.footprint import ALIGNED, CHUNK_TOKENS, CHUNK_TOKENS_GPU
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from training_lab.kernels import Kernels, choose_kernels
 from training_lab.model import Decoder, count_parameters, expected_initial_loss
 from training_lab.optim import describe_groups
 from training_lab.precision import Hardware, choose_hardware, plan_hardware
-from training_lab.prediction import memory_there, micro_batches_to_fit, predict_memory
+from training_lab.prediction import enough_micro_batches, memory_there, predict_memory
 from training_lab.resolve import Resolved
 from training_lab.utilisation import peak_of
 
@@ -86,7 +86,7 @@ def describe_memory(config: Config, vocab_size: int, hardware: Hardware, kernels
     that is not known."""
     predicted, there = predict_memory(config, vocab_size, hardware, kernels), memory_there(hardware)
     fits = None if there is None else predicted.total_bytes <= there
-    enough = micro_batches_to_fit(config, vocab_size, hardware, kernels, there) if there and not fits else None
+    enough = enough_micro_batches(config, vocab_size, hardware, kernels, there) if there and not fits else None
     return {**predicted.describe(), "there_bytes": there, "fits": fits, "micro_batches_to_fit": enough}
 
 

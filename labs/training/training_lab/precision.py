@@ -11,6 +11,7 @@ import torch
 
 from training_lab.config import Config
 from training_lab.errors import UserError
+from training_lab.footprint import compute_on
 from training_lab.gpus import need_gpu
 from training_lab.provenance import usable_cpus
 
@@ -84,8 +85,8 @@ def choose_hardware(config: Config) -> Hardware:
 def plan_hardware(config: Config, name: str) -> Hardware:
     """The hardware of a run on a GPU that need not be here. Raises UserError for one that the lab does not know."""
     gpu, wanted = need_gpu(name), config.precision.compute
-    by_default = ("bf16", f"{name} has BF16 in hardware") if gpu.capability >= (8, 0) or not any(gpu.capability) else (
-        "fp16", f"{name} has no BF16 in hardware")  # fmt: skip
+    has = "has" if compute_on(gpu) == "bf16" else "has no"
+    by_default = (compute_on(gpu), f"{name} {has} BF16 in hardware")
     compute, reason = by_default if wanted == "auto" else (wanted, "asked for by precision.compute")
     device = torch.device("cuda")
     return Hardware(device, "planned with --gpu", compute, reason, usable_cpus(), name, gpu.capability, is_here=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -18,6 +19,8 @@ PACKAGE = Path(__file__).resolve().parent
 RUNNER = Path(experiment_runner.__file__).resolve().parent
 OF_THE_RUNNER = [RUNNER / f"{name}.py" for name in ("__init__", "durable", "errors", "redaction")]
 """What a training uses of the runner."""
+SENT_SOURCE = "sent-source.json"
+"""The description that travels with a source which is sent to another machine, where no commit can be asked for."""
 
 # Environment variables that libraries read and that can change how, and so how exactly, something is computed. The lab
 # sets its own number of threads and its FP32 arithmetic; what it cannot set is at least on record.
@@ -39,9 +42,21 @@ def describe_source() -> dict[str, Any]:
     paths = [*sorted(PACKAGE.rglob("*.py")), *OF_THE_RUNNER]
     roots = (PACKAGE.parent, RUNNER.parent)
     files = {path.relative_to(roots[path in OF_THE_RUNNER]).as_posix(): sha256_of_file(path) for path in paths}
+    sent = read_sent_source()
+    if sent is not None and sent.get("files") == files:
+        return sent
     # Installed into some other project's folder, that project's commit says nothing of this code.
     is_tracked = git("ls-files", "--error-unmatch", "__init__.py") is not None
     return {**(describe_commit() if is_tracked else NO_COMMIT), "files": files, "sha256": identity_of(files)}
+
+
+def read_sent_source() -> dict[str, Any] | None:
+    """How the source was described on the machine that it was sent from; None where it was not sent."""
+    try:
+        sent: dict[str, Any] = json.loads((PACKAGE.parent / SENT_SOURCE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return sent
 
 
 NO_COMMIT: dict[str, Any] = {
@@ -102,6 +117,7 @@ def describe_host() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": processor_name(),
         "usable_cpus": usable_cpus(),
+        "image": os.environ.get("TRAINING_LAB_IMAGE"),
         "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
         "variables": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
     }

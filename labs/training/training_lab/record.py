@@ -185,11 +185,15 @@ class RunFolder:
         return findings
 
 
-def create_run(runs_dir: Path, name: str) -> RunFolder:
-    """A new, empty folder `<name>-<UTC time>-<four random digits>` for a run."""
+def create_run(runs_dir: Path, name: str, run_id: str | None = None) -> RunFolder:
+    """A new, empty folder for a run: `<name>-<UTC time>-<four random digits>`, or what is given as its id."""
     stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%d-%H%M%S")
     safe_name = re.sub(r"[^\w.-]+", "-", name)
-    path = runs_dir / f"{safe_name}-{stamp}-{secrets.token_hex(2)}"
+    path = runs_dir / (run_id or f"{safe_name}-{stamp}-{secrets.token_hex(2)}")
+    if run_id is not None and (re.fullmatch(r"[\w.-]*\w[\w.-]*", run_id) is None or (path / CONFIG).exists()):
+        raise UserError(
+            f"--run-id {run_id}: must be a word of letters, digits and . _ -, and no run's name in {runs_dir}"
+        )
     try:
         (path / CHECKPOINTS).mkdir(parents=True)
     except OSError as error:

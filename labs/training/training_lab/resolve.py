@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiment_runner.redaction import Secrets
-from training_lab.config import Config, fields_by_key, identified_values, sections, values_of
+from training_lab.config import UNIDENTIFIED, Config, fields_by_key, identified_values, sections, values_of
 from training_lab.config_files import EXPERIMENTS, label_of, parse_json, read_mapping, show
 from training_lab.errors import UserError
 from training_lab.identity import identity_of, sha256_of_bytes
@@ -63,6 +63,12 @@ class Resolved(NamedTuple):
             "values": values_of(self.config),
             "origins": self.origins,
         }
+
+    def changed_lines(self) -> list[str]:
+        """Each setting that somebody wrote, with where; for people."""
+        values = flatten(values_of(self.config), self.name)
+        chosen = {key: o for key, o in self.origins.items() if o != DEFAULT and not o.startswith(DERIVED)}
+        return [f"{key} = {json.dumps(values[key])}  ({origin})" for key, origin in chosen.items() if key in values]
 
     def warnings(self) -> list[str]:
         """What works but is likely not what was meant: values that have no effect, intervals too long."""
@@ -119,7 +125,9 @@ def config_from_record(record: Mapping[str, Any], label: str) -> Resolved:
     """The config of a run's `config.json`. Raises UserError if it is not one that this version understands."""
     try:
         entries = {key: Entry(value, label) for key, value in flatten(record["values"], label).items()}
-        unknown_then = sorted(fields_by_key().keys() - entries.keys())
+        unknown_then = sorted(
+            key for key in fields_by_key() if key not in entries and key.partition(".")[0] not in UNIDENTIFIED
+        )
         if unknown_then:
             raise UserError(f"{label}: of another version of the lab, which knew no {', '.join(unknown_then[:3])}")
         config, _ = build(entries)
@@ -167,16 +175,23 @@ def read_chain(path: Path) -> tuple[str, list[ConfigFile], dict[str, Entry]]:
         label = label_of(following)
         content, values = read_mapping(following)
         files.append(ConfigFile(label, sha256_of_bytes(content)))
+        origins: Any = {}
         if isinstance(values.get("values"), dict) and "identity" in values:
             if following == path:
                 name = str(values.get("name", name))
-            values = values["values"]
+            values, origins = values["values"], dict(values.get("origins") or {})
         following = base_path(following, values.pop("extends")) if "extends" in values else None
-        layers.append(entries_of(values, label))
+        layers.append({key: kept(entry, origins.get(key)) for key, entry in entries_of(values, label).items()})
     merged: dict[str, Entry] = {}
     for layer in reversed(layers):
         merged.update(layer)
     return name, files, merged
+
+
+def kept(entry: Entry, origin: Any) -> Entry:
+    """A value from the record of a run; what nobody chose then, nobody chose now, though it stays what it was."""
+    is_chosen = not isinstance(origin, str) or not (origin == DEFAULT or origin.startswith(DERIVED))
+    return entry if is_chosen else Entry(entry.value, origin)
 
 
 def base_path(path: Path, base: Any) -> Path:

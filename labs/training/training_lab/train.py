@@ -24,6 +24,7 @@ from training_lab.data.dataset import Dataset, differences, prepare_dataset
 from training_lab.data.tokenizers import decode
 from training_lab.engine import NonFiniteError, Process, Trainer, compile_trainer, make_trainer, observe, train
 from training_lab.errors import LabError, UserError
+from training_lab.footprint import micro_batch_tokens
 from training_lab.kernels import choose_kernels
 from training_lab.memory import OutOfMemoryError, advice_when_out_of_memory
 from training_lab.memory_peaks import PeakMemory
@@ -32,7 +33,7 @@ from training_lab.mirrors.mode import WandbChoice, choose_wandb
 from training_lab.model import count_parameters, expected_initial_loss
 from training_lab.optim import describe_groups
 from training_lab.precision import choose_hardware
-from training_lab.prediction import micro_batch_tokens, need_memory
+from training_lab.prediction import need_memory
 from training_lab.probe import measure_matmul_rate
 from training_lab.provenance import changed_files, describe_host, describe_source
 from training_lab.record import RunFolder
@@ -75,9 +76,11 @@ class Begun(NamedTuple):
 
 
 def run_training(
-    resolved: Resolved, runs_dir: Path, console: Console, is_new: bool, stop_after: int | None, clock: WallClock
-) -> int:
-    """Trains the config to its end, going on with an unfinished run of it. Returns the exit code."""
+    resolved: Resolved, runs_dir: Path, console: Console, is_new: bool, stop_after: int | None, clock: WallClock,
+    run_id: str | None = None,
+) -> int:  # fmt: skip
+    """Trains the config to its end, going on with an unfinished run of it; a new one may be given its id. Returns the
+    exit code."""
     config = resolved.config
     if stop_after is not None and not 0 < stop_after <= config.train.updates:
         raise UserError(f"--stop-after {stop_after}: must be from 1 to train.updates = {config.train.updates}")
@@ -105,7 +108,7 @@ def run_training(
         trainer = make_trainer(config, hardware, dataset)
         continuation: Continuation | None = None
         if folder is None:
-            folder = record.create_run(runs_dir, resolved.name)
+            folder = record.create_run(runs_dir, resolved.name, run_id)
             held.enter_context(folder.lock())
             write_beginning(folder, resolved, source, trainer, stats)
         else:

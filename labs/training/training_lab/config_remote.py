@@ -1,0 +1,66 @@
+"""The part of a config that says where `runpod` runs it, and what that may cost. No part of the config's identity.
+
+Standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from training_lab.settings import Problem, derived, setting
+
+IMAGE = (
+    "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
+    "@sha256:0a360022e8de4375af99430f84e8b38951acc397252163a37ceac7204d01be35"
+)
+"""CUDA 12.8.1, PyTorch 2.8.0, Python 3.12.3, Ubuntu 24.04."""
+
+
+@dataclass(frozen=True)
+class RemoteConfig:
+    """A machine for the run, and its limits."""
+
+    provider: Literal["runpod", "ssh", "local"] = "runpod"
+    """`runpod`: a rented pod. `ssh`: a machine of your own, `remote.host`. `local`: a folder on this machine."""
+    host: str = setting("", only=("remote.provider", "ssh"))
+    """A name from your SSH configuration, or user@address."""
+    gpus: tuple[str, ...] = setting(("NVIDIA H100 80GB HBM3",), only=("remote.provider", "runpod"))
+    """GPUs by RunPod's exact names, in order of preference. With more than one, runs may come from different parts."""
+    gpu_count: int = setting(1, at_least=1, at_most=64, only=("remote.provider", "runpod"))
+    """GPUs in the pod."""
+    cloud: Literal["SECURE", "COMMUNITY"] = setting("SECURE", only=("remote.provider", "runpod"))
+    """COMMUNITY is cheaper; a pod there may have no address of its own."""
+    image: str = setting(IMAGE, only=("remote.provider", "runpod"))
+    """The container's image, pinned by its digest."""
+    min_cuda: str = setting("12.8", only=("remote.provider", "runpod"))
+    """The version of CUDA that the host's driver must know."""
+    disk_gb: int = setting(40, at_least=10, only=("remote.provider", "runpod"))
+    """The container's own disk; wiped when the pod stops."""
+    volume_gb: int = setting(60, at_least=10, only=("remote.provider", "runpod"))
+    """The disk that a stopped pod keeps: source, packages, data, results."""
+    network_volume: str = setting("", only=("remote.provider", "runpod"))
+    """The id of a network volume instead, which keeps packages and data from run to run, and costs while it exists."""
+    data_centers: tuple[str, ...] = setting((), only=("remote.provider", "runpod"))
+    """Where the pod is preferred to be."""
+    python: str = "python3"
+    """The machine's Python, 3.11 or newer."""
+    install: Literal["gpu", "nothing"] = derived(
+        "nothing for local, else gpu", lambda get: "nothing" if get("remote.provider") == "local" else "gpu"
+    )
+    """`gpu`: what requirements-gpu.txt pins, in an environment of its own. `nothing`: the machine's Python has it."""
+    max_hours: float = setting(3.0, above=0.0, at_most=720.0)
+    """The run is ended after so long, and its machine stopped."""
+    max_usd: float = setting(12.0, above=0.0, at_most=1e6)
+    """The same for money."""
+    max_usd_per_hour: float = setting(4.0, above=0.0, at_most=1e6)
+    """A machine that costs more is not taken."""
+    max_upload_mb: float = setting(20.0, above=0.0, at_most=1e6)
+    """More than this is not sent; the lab itself has less than 1 MB."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.provider == "ssh" and not self.host:
+            yield Problem("remote.host", "ssh needs the name of a host, such as --set remote.host=gpu-box")
+        if not all(self.gpus or [""]):
+            yield Problem("remote.gpus", "must name at least one GPU, none of them empty")

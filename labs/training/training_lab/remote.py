@@ -1,0 +1,114 @@
+"""The entry point on the machine that was rented: `python3 -m training_lab.remote install|data|train`.
+
+`install` makes an environment beside the run's folder, where other runs of the machine find it, and where a network
+volume keeps it. The other two go on in it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from experiment_runner.durable import sha256_of_file
+from training_lab.command import TRAINING_PYTHON
+
+TRAINING = Path(__file__).resolve().parent.parent
+PINS, LOCK = TRAINING / "requirements-gpu.txt", TRAINING / "requirements-gpu.lock"
+CONFIG_FILE = "remote-config.json"
+LOCKED_FOR = ((3, 12), "linux", "x86_64")
+DONE = "complete"
+TORCH = ("torch==", "--extra-index-url")
+"""The lines of the pins that are about torch, which comes from an index of its own."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one step; its exit code."""
+    steps = {"install": install, "data": data, "train": train}
+    if len(arguments) != 1 or arguments[0] not in steps:
+        print(f"usage: python3 -m training_lab.remote {'|'.join(steps)}", file=sys.stderr)
+        return 2
+    if sys.version_info < TRAINING_PYTHON:
+        print(f"error: {sys.executable} is Python {sys.version.split()[0]}; set remote.python to 3.11 or newer",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    return steps[arguments[0]]()
+
+
+def shared() -> Path:
+    """The folder that the machine's runs share."""
+    return Path(os.environ.get("EXPERIMENT_SHARED", ".")).resolve()
+
+
+def environment() -> Path:
+    """The environment for these pins and this Python."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return shared() / f"environment-{version}-{sha256_of_file(PINS)[:12]}"
+
+
+def install() -> int:
+    """Installs what the pins say, unless that was done here before."""
+    place = environment()
+    if (place / DONE).exists():
+        print(f"installed before, in {place}")
+        return 0
+    shutil.rmtree(place, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+    python = str(place / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    is_locked = (sys.version_info[:2], sys.platform, os.uname().machine) == LOCKED_FOR
+    lines = PINS.read_text("utf-8").splitlines()
+    torch = [word for line in lines if line.startswith(TORCH) for word in line.split()]
+    others = [line for line in lines if line and not line.startswith(("#", *TORCH))]
+    chosen = ["--require-hashes", "--no-deps", "--requirement", str(LOCK)] if is_locked else others
+    for command in ([*pip, *torch], [*pip, *chosen], [python, "-m", "pip", "check"]):
+        code = subprocess.run(command, check=False).returncode
+        if code:
+            print(f"error: {' '.join(command[1:6])} … ended with {code}", file=sys.stderr)
+            return code
+    (place / DONE).touch()
+    return 0
+
+
+def go_on_installed() -> None:
+    """Starts this step again in the environment, if there is one and this is not it."""
+    python = environment() / "bin" / "python"
+    if os.environ.get("TRAINING_LAB_INSTALL") == "gpu" and Path(sys.prefix) != python.parent.parent:
+        os.execv(python, [str(python), "-m", "training_lab.remote", *sys.argv[1:]])
+
+
+def share_caches() -> None:
+    """Downloads and tokens are kept where the next run of the machine finds them."""
+    cache = shared() / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("HF_HOME", str(cache / "huggingface"))
+    here = Path(".cache")
+    if not here.exists():
+        here.symlink_to(cache, target_is_directory=True)
+
+
+def data() -> int:
+    """Prepares the data of the config that was sent."""
+    go_on_installed()
+    share_caches()
+    from training_lab.cli import main as lab
+
+    return lab(["data", "prepare", "--config", CONFIG_FILE])
+
+
+def train() -> int:
+    """Trains it, in the folder that comes home. A second time it goes on where it was."""
+    go_on_installed()
+    share_caches()
+    from training_lab.cli import main as lab
+
+    results = Path(os.environ["EXPERIMENT_RESULTS"])
+    if results.is_dir() and not any(results.iterdir()):
+        results.rmdir()
+    return lab(["train", "--config", CONFIG_FILE, "--runs", str(results.parent), "--run-id", results.name])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
