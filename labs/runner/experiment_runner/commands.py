@@ -53,7 +53,10 @@ def start_run(job: Job, label: str, base: Path, output: str, here: Here, *, is_d
     for name in missing_keys(job.secret_names, here.keys):
         here.console.warn(f"{name} is not set: the steps that name it run without it")
     gather(job.files, base, secrets)
-    for note in provider.plan().notes:
+    provider.need()
+    plan = provider.plan()
+    need_budget(job, plan)
+    for note in plan.notes:
         here.console.say(f"note: {note}")
     file = new_state(STATES, job.to_json(), base.resolve(), output, job.limits.max_hours, secrets)
     need_own_output(file)

@@ -21,7 +21,8 @@ class Console:
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         self.is_terminal = not as_json and sys.stdout.isatty()
-        self.began, self.shown, self.has_bar = time.monotonic(), 0.0, False
+        self.began = self.shown = time.monotonic()
+        self.has_bar = False
 
     def say(self, text: str) -> None:
         """A line, with the time since the command began."""

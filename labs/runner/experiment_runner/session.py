@@ -71,33 +71,23 @@ class Session(NamedTuple):
         Raises ConnectionLost if the target cannot be reached or does not answer in time, CommandFailed if the command
         fails.
         """
-        process, deadline = self.open(command), time.monotonic() + timeout_s
-        given: bytes | None = stdin
-        try:
+        deadline = time.monotonic() + timeout_s
+        pieces: list[bytes] = []
+        with self.stream(command, stdin) as output:
             while True:
-                try:
-                    output, errors = process.communicate(given, LOOK_S)
-                    break
-                except subprocess.TimeoutExpired as error:
-                    given = None  # it is being written already
-                    self.look()
-                    if time.monotonic() > deadline:
-                        raise ConnectionLost(f"no answer within {timeout_s:.0f} s") from error
-        finally:
-            end(process)
-        self.check(process.returncode, errors)
-        return output
+                piece = output.some_within(max(0.0, deadline - time.monotonic()))
+                if piece is None:
+                    raise ConnectionLost(f"no answer within {timeout_s:.0f} s")
+                if not piece:
+                    return b"".join(pieces)
+                pieces.append(piece)
 
     @contextlib.contextmanager
     def stream(self, command: str, stdin: bytes = b"") -> Iterator[Output]:
-        """A command whose output is read while it runs. Small `stdin` only. Leaving early ends it."""
+        """A command whose output is read while it runs. Leaving early ends it."""
         process = self.open(command)
         try:
-            with contextlib.suppress(OSError):  # whatever is wrong shows in what it says
-                assert process.stdin is not None
-                process.stdin.write(stdin)
-                process.stdin.close()
-            yield Output(self, process)
+            yield Output(self, process, stdin)
         finally:
             end(process)
 
@@ -112,16 +102,20 @@ class Session(NamedTuple):
 
 
 class Output:
-    """What a command prints, read by a thread so that whoever waits for it can be called away."""
+    """What a command prints. Threads write its input and read its output, so that whoever waits can be called away."""
 
-    def __init__(self, session: Session, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, session: Session, process: subprocess.Popen[bytes], stdin: bytes) -> None:
         self.session, self.process = session, process
         self.pieces: queue.Queue[bytes] = queue.Queue(maxsize=64)
         self.errors: list[bytes] = []
         self.held, self.has_ended = b"", False
-        for pipe, take in ((process.stdout, self.pieces.put), (process.stderr, self.errors.append)):
-            assert pipe is not None
-            threading.Thread(target=read_all, args=(pipe, take), daemon=True).start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        threading.Thread(target=write_all, args=(process.stdin, stdin), daemon=True).start()
+        threading.Thread(target=read_all, args=(process.stdout, self.pieces.put), daemon=True).start()
+        self.listening = threading.Thread(target=read_all, args=(process.stderr, self.errors.append), daemon=True)
+        self.listening.start()
 
     def some(self, most: int = PIECE_BYTES) -> bytes:
         """The next bytes, at most so many; empty at the end of a command that succeeded. Raises ConnectionLost or
@@ -143,7 +137,9 @@ class Output:
                 if time.monotonic() > deadline:
                     return None
         if self.has_ended and not self.held:
-            self.session.check(self.process.wait(), b"".join(self.errors))
+            code = self.process.wait()
+            self.listening.join(LOOK_S)  # a grandchild may hold its end open
+            self.session.check(code, b"".join(self.errors))
         taken, self.held = self.held[:most], self.held[most:]
         return taken
 
@@ -158,6 +154,12 @@ class Output:
             line += before + newline
             self.held = after + self.held
         return line
+
+
+def write_all(pipe: IO[bytes], content: bytes) -> None:
+    """Writes what a command is given, and closes its input. What is wrong shows in what the command says."""
+    with contextlib.suppress(OSError, ValueError), pipe:
+        pipe.write(content)
 
 
 def read_all(pipe: IO[bytes], take: Callable[[bytes], None]) -> None:

@@ -73,7 +73,10 @@ def pull(target: Target, output: Path, results: Results, pause_s: float, show: S
         skipped = {**listing["skipped"], **refused}
         need_room(output, expected, results)
         wanted = {path: entry for path, entry in expected.items() if not is_here(output / path, entry)}
-        changed = fetch(target, output, wanted, pause_s, show)
+        first_of = {str(entry["sha256"]): path for path, entry in sorted(wanted.items(), reverse=True)}
+        changed = fetch(target, output, {path: wanted[path] for path in first_of.values()}, pause_s, show)
+        for path in wanted.keys() - set(first_of.values()):  # the same content under another name comes once
+            copy_within(output, first_of[str(wanted[path]["sha256"])], path)
         skipped.update(changed)
         if not changed:
             break
@@ -239,6 +242,13 @@ def settle(part: Path, output: Path, path: str, entry: Mapping[str, Any]) -> str
     make_folders(output, place.parent)
     os.replace(part, place)
     return ""
+
+
+def copy_within(output: Path, source: str, path: str) -> None:
+    """A file of the output under another name too, if it is there."""
+    if (output / source).is_file():
+        make_folders(output, (output / path).parent)
+        shutil.copyfile(output / source, output / path)
 
 
 def make_folders(output: Path, folder: Path) -> None:

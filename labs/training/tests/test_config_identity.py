@@ -135,6 +135,7 @@ NO_PART_OF_IDENTITY = {
     "remote.disk_gb": 50,
     "remote.volume_gb": 70,
     "remote.network_volume": "vol",
+    "remote.volume_path": "/elsewhere",
     "remote.data_centers": ["US-KS-2"],
     "remote.python": "python3.12",
     "remote.install": "nothing",

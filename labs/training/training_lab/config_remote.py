@@ -42,6 +42,8 @@ class RemoteConfig:
     """The disk that a stopped pod keeps: source, packages, data, results."""
     network_volume: str = setting("", only=("remote.provider", "runpod"))
     """The id of a network volume instead, which keeps packages and data from run to run, and costs while it exists."""
+    volume_path: str = setting("/workspace", only=("remote.provider", "runpod"))
+    """Where that disk or volume is in the pod."""
     data_centers: tuple[str, ...] = setting((), only=("remote.provider", "runpod"))
     """Where the pod is preferred to be."""
     python: str = "python3"
@@ -62,5 +64,7 @@ class RemoteConfig:
     def problems(self) -> Iterator[Problem]:
         if self.provider == "ssh" and not self.host:
             yield Problem("remote.host", "ssh needs the name of a host, such as --set remote.host=gpu-box")
+        if not self.volume_path.startswith("/"):
+            yield Problem("remote.volume_path", f"must be an absolute path, got {self.volume_path!r}")
         if not all(self.gpus or [""]):
             yield Problem("remote.gpus", "must name at least one GPU, none of them empty")

@@ -57,19 +57,24 @@ def install() -> int:
     shutil.rmtree(place, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     python = str(place / "bin" / "python")
-    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-    is_locked = (sys.version_info[:2], sys.platform, os.uname().machine) == LOCKED_FOR
-    lines = PINS.read_text("utf-8").splitlines()
-    torch = [word for line in lines if line.startswith(TORCH) for word in line.split()]
-    others = [line for line in lines if line and not line.startswith(("#", *TORCH))]
-    chosen = ["--require-hashes", "--no-deps", "--requirement", str(LOCK)] if is_locked else others
-    for command in ([*pip, *torch], [*pip, *chosen], [python, "-m", "pip", "check"]):
+    for command in pip_commands(python):
         code = subprocess.run(command, check=False).returncode
         if code:
             print(f"error: {' '.join(command[1:6])} … ended with {code}", file=sys.stderr)
             return code
     (place / DONE).touch()
     return 0
+
+
+def pip_commands(python: str) -> list[list[str]]:
+    """First torch from its own index, then the rest: by their hashes where those are known, else by their versions."""
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    lines = [line for line in PINS.read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    torch = [word for line in lines if line.startswith(TORCH) for word in line.split()]
+    others = [line for line in lines if not line.startswith(TORCH)]
+    is_locked = (sys.version_info[:2], sys.platform, os.uname().machine) == LOCKED_FOR
+    chosen = ["--require-hashes", "--no-deps", "--requirement", str(LOCK)] if is_locked else others
+    return [[*pip, *torch], [*pip, *chosen], [python, "-m", "pip", "check"]]
 
 
 def go_on_installed() -> None:

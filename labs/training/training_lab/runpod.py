@@ -125,8 +125,8 @@ def provider_settings(remote: RemoteConfig) -> dict[str, Any]:
     if remote.provider == "local":
         return {"python": remote.python}
     same = ("image", "gpu_count", "min_cuda", "cloud", "disk_gb", "volume_gb", "network_volume", "python")
-    lists = {"gpus": list(remote.gpus), "data_centers": list(remote.data_centers)}
-    return {**{name: getattr(remote, name) for name in same}, **lists}
+    others = {"gpus": list(remote.gpus), "data_centers": list(remote.data_centers), "work": remote.volume_path}
+    return {**{name: getattr(remote, name) for name in same}, **others}
 
 
 def predicted_memory(config: Config, gpu: str) -> tuple[int, int, int | None] | None:

@@ -82,6 +82,9 @@ class Provider(Protocol):
     guards_itself: bool
     """Whether a machine ends by itself if nobody comes for its results."""
 
+    def need(self) -> None:
+        """Raises InputError if something is missing without which nothing can be made."""
+
     def plan(self) -> Plan:
         """What would be asked for, with prices where they can be known."""
 

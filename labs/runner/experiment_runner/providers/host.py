@@ -60,6 +60,9 @@ class Host:
     def __init__(self, session: Session, work: str, described: str) -> None:
         self.session, self.work, self.described = session, work, described
 
+    def need(self) -> None:
+        """Whether the host is there shows when the folder is made."""
+
     def plan(self) -> Plan:
         request = {"folder": f"{self.work}/exp-…", "on": self.described}
         return Plan([], request, [f"runs on {self.described}, which costs nothing that the runner knows of"])

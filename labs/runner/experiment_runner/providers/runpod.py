@@ -116,9 +116,13 @@ class Runpod:
 
     @property
     def api(self) -> RunpodApi:
+        self.need()
+        assert self.maybe_api is not None
+        return self.maybe_api
+
+    def need(self) -> None:
         if self.maybe_api is None:
             raise InputError("RUNPOD_API_KEY is not set; put it into .env (see .env.example) or into the environment")
-        return self.maybe_api
 
     def plan(self) -> Plan:
         """The candidates with their prices, and the request."""
