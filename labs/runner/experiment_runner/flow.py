@@ -20,7 +20,7 @@ from experiment_runner.errors import RunnerError
 from experiment_runner.following import follow
 from experiment_runner.interrupts import Interrupted, Interrupts
 from experiment_runner.job import Job
-from experiment_runner.providers.base import BOOTING, FAILED, RUNNING, STOPPED, NotCreated, NotReady, Provider
+from experiment_runner.providers.base import BOOTING, FAILED, RUNNING, STOPPED, NotCreated, Provider
 from experiment_runner.record import keep_record, need_own_output
 from experiment_runner.session import CommandFailed, ConnectionLost
 from experiment_runner.state import StateFile, utc_now
@@ -116,7 +116,13 @@ class Flow:
     def go_on(self, until: Collection[str] = ()) -> None:
         """Phase after phase."""
         while not self.state.has_ended and self.state.phase not in (*RESTING, *until):
-            getattr(self, f"_{self.state.phase}")()
+            phase = self.state.phase
+            try:
+                getattr(self, f"_{phase}")()
+            except (CommandFailed, ConnectionLost) as error:
+                if phase not in ("ready", "uploading"):
+                    raise
+                self.give_up_booting(str(error))
 
     def reconcile(self) -> None:
         """Looks at the machine and believes it more than the file."""
@@ -169,21 +175,22 @@ class Flow:
         waits_for, num_looks = "", 0
         while True:
             num_looks += 1
-            machine = self.machine.look()
-            if num_looks > SETTLE_POLLS and self.machine.is_gone(machine):
-                self.lose()
-                return
-            waiting, problem = f"the machine is {machine.said}", machine.status in (FAILED, STOPPED)
-            if problem or num_looks % BOOT_LOG_EVERY == 0:
-                told = self.provider.boot_problem(machine.id)
-                waiting, problem = (f"{waiting}: {told}", True) if told else (waiting, problem)
-            if machine.status == RUNNING and not problem:
-                try:
+            problem = False
+            try:
+                machine = self.machine.look()
+                if num_looks > SETTLE_POLLS and self.machine.is_gone(machine):
+                    self.lose()
+                    return
+                waiting, problem = f"the machine is {machine.said}", machine.status in (FAILED, STOPPED)
+                if problem or num_looks % BOOT_LOG_EVERY == 0:
+                    told = self.provider.boot_problem(machine.id)
+                    waiting, problem = (f"{waiting}: {told}", True) if told else (waiting, problem)
+                if machine.status == RUNNING and not problem:
                     self.machine.reach(machine)
                     self.file.move("ready")
                     return
-                except (NotReady, ConnectionLost) as error:
-                    waiting = str(error)
+            except RunnerError as error:  # not ready, or nobody answers: both may pass
+                waiting = str(error)
             if waiting != waits_for:
                 waits_for = waiting
                 self.console.say(f"booting: {waiting}")
@@ -304,7 +311,7 @@ class Flow:
         """Fetches and verifies the results."""
         try:
             self.collect_results()
-        except (TransferFailed, ConnectionLost, CommandFailed) as error:
+        except (TransferFailed, ConnectionLost, CommandFailed, OSError) as error:
             self.state.verdicts["results"], self.state.message = "failed", str(error)
             self.file.move("collect_failed", error=str(error))
             return
@@ -362,7 +369,11 @@ class Flow:
         self.machine.stop()
 
     def _starting(self) -> None:
-        self.provider.start(self.machine.id)
+        try:
+            self.provider.start(self.machine.id)
+        except RunnerError:
+            self.file.move("stopped", why="it could not be started")
+            raise
         self.state.verdicts["resource"] = "running"
         self.file.move("booting")
 

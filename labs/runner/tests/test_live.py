@@ -2,9 +2,9 @@
 
     RUNPOD_LIVE=1 RUNPOD_API_KEY=... python -m pytest -s labs/runner/tests/test_live.py
 
-It settles what only the live service can: that a pinned digest with its own entry point boots, that the host key arrives
-over the log, how long creating, listing and deleting lag, whether the pod stays findable by its name, whether the
-billing rows of a deleted pod come, and that nothing is left. What it saw is printed, and is in `.runs/<pod>/remote.json`.
+It settles what only the live service can: that a pinned digest with its own entry point boots, that the host key comes
+over the log, how long creating, listing and deleting lag, whether the pod is found by its name, whether the
+billing rows of a deleted pod come, and that nothing is left. What it saw is printed, and is in its `remote.json`.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ class Runpod:
             machine = self.look(machine_id)
             if machine.status in (STOPPED, GONE):
                 return
-            self.api.sleep(self.job.limits.poll)
+            self.api.pause(self.job.limits.poll)
         raise ProviderFailed(f"RunPod: the pod {machine_id} does not stop: it is {machine.said}")
 
     def start(self, machine_id: str) -> None:

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -81,11 +81,11 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
 class RunpodApi:
     """Calls of the API."""
 
-    def __init__(self, key: str, url: str = DEFAULT_URL, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, key: str, url: str = DEFAULT_URL) -> None:
         parts = urlsplit(url)
         if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost"):
             raise InputError(f"RUNPOD_API_URL: {url!r} is not an https address, and the key would travel in the open")
-        self.key, self.url, self.sleep = key, url.rstrip("/"), sleep
+        self.key, self.url = key, url.rstrip("/")
         self.opener = urllib.request.build_opener(NoRedirect)
 
     def call(
@@ -99,8 +99,12 @@ class RunpodApi:
                 is_passing = error.status == 429 or (is_safe and not error.is_definite)
                 if not is_passing or attempt + 1 == TRIES:
                     raise
-                self.sleep(min(LONGEST_WAIT_S, max(getattr(error, "retry_after_s", 0.0), 0.5 * 2**attempt)))
+                self.pause(min(LONGEST_WAIT_S, max(getattr(error, "retry_after_s", 0.0), 0.5 * 2**attempt)))
         raise AssertionError
+
+    def pause(self, seconds: float) -> None:
+        """Waits before a call is tried again."""
+        time.sleep(seconds)
 
     def call_once(self, method: str, path: str, body: Any, query: dict[str, str] | None) -> Answer:
         """One request."""
