@@ -21,7 +21,7 @@ from experiment_runner.following import follow
 from experiment_runner.interrupts import Interrupted, Interrupts
 from experiment_runner.job import Job
 from experiment_runner.providers.base import BOOTING, FAILED, RUNNING, STOPPED, NotCreated, Provider
-from experiment_runner.record import keep_record, need_own_output
+from experiment_runner.record import claim_output, keep_record
 from experiment_runner.session import CommandFailed, ConnectionLost
 from experiment_runner.state import StateFile, utc_now
 from experiment_runner.tenancy import SETTLE_POLLS, Tenancy
@@ -320,7 +320,7 @@ class Flow:
     def collect_results(self) -> None:
         """The log's rest, then every result. The verdict says what is here."""
         state, output = self.state, self.file.output
-        need_own_output(self.file)
+        claim_output(self.file)
         self.machine.patiently(lambda target: follow(target, self.file.log, None, None))
         pulled = self.machine.patiently(
             lambda target: pull(

@@ -80,17 +80,24 @@ def need_own_output(file: StateFile) -> None:
         raise InputError(f"{output}: is not empty, and not of this run; choose another folder with --output")
 
 
+def claim_output(file: StateFile) -> None:
+    """Makes the output folder this run's, before anything else is in it: whatever happens, the next command knows it."""
+    need_own_output(file)
+    file.output.mkdir(parents=True, exist_ok=True)
+    write_record(file)
+
+
 def is_billing(state: State) -> bool:
     """Whether a machine may go on costing money."""
     return state.verdicts["resource"] in BILLING and bool(state.resource.get("is_paid", True))
 
 
 def exit_code(state: State, is_interrupted: bool) -> int:
-    """What the three verdicts come to: 30 before 130, 20, 40 and 10."""
+    """What the three verdicts come to: 30 before 130, 50, 40, 20 and 10."""
     verdicts = state.verdicts
     if is_billing(state):
         return 30
-    if is_interrupted:
+    if is_interrupted and verdicts["resource"] != "deleted_verified":
         return 130
     if state.phase == "refused":
         return 50

@@ -62,7 +62,9 @@ def test_a_name_that_leads_out_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_target_that_lies_about_its_names_writes_nothing(name: str, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_lies_about_its_names_writes_nothing(
+    name: str, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from experiment_runner.target import Target
 
     honest = Target.manifest
@@ -208,5 +210,3 @@ def test_results_with_no_files_at_all(lab: Lab) -> None:
     lab.job["results"]["required"] = []
     assert lab.run().code == 0
     assert lab.state["results"]["num_files"] == 0
-
-
