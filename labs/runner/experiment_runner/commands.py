@@ -112,7 +112,7 @@ def go_on(path: Path, here: Here, act: str = "", until: tuple[str, ...] = (), ou
     job = job_from_json(file.state.job, label)
     if output:
         file.state.output = output
-    need_own_output(file)
+        need_own_output(file)
     return drive(file, job, make_provider(job, label, here.keys), here, until, act)
 
 

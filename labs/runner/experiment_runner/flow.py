@@ -311,7 +311,7 @@ class Flow:
         """Fetches and verifies the results."""
         try:
             self.collect_results()
-        except (TransferFailed, ConnectionLost, CommandFailed, OSError) as error:
+        except (RunnerError, OSError) as error:
             self.state.verdicts["results"], self.state.message = "failed", str(error)
             self.file.move("collect_failed", error=str(error))
             return
@@ -422,6 +422,7 @@ class Flow:
         """The machine is gone by somebody else's hand: what was fetched while it ran is all there is."""
         state = self.state
         if state.verdicts["results"] != "verified":
+            claim_output(self.file)
             saved = salvage(self.file.output)
             state.verdicts["results"] = "partial" if saved else "none"
             state.results = {"num_files": len(saved), "files": saved, "skipped": {}, "missing": [], "is_salvaged": True}

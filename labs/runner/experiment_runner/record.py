@@ -61,8 +61,14 @@ def keep_record(file: StateFile) -> None:
     """Brings state and record up to date on disk."""
     file.state.cost = estimated_cost(file.state)
     file.save()
-    if file.output.is_dir():
+    if is_own(file):
         write_record(file)
+
+
+def is_own(file: StateFile) -> bool:
+    """Whether the output folder is there, and this run's."""
+    record = file.output / RECORD
+    return record.is_file() and f'"run": "{file.state.run}"' in record.read_text("utf-8", "replace")
 
 
 def need_own_output(file: StateFile) -> None:
@@ -70,13 +76,9 @@ def need_own_output(file: StateFile) -> None:
     if "{id}" in file.state.output and not file.state.resource:
         return
     output = file.output
-    if not output.exists():
-        return
-    if not output.is_dir():
+    if output.exists() and not output.is_dir():
         raise InputError(f"{output}: is a file; choose another folder with --output")
-    record = output / RECORD
-    is_own = record.is_file() and f'"run": "{file.state.run}"' in record.read_text("utf-8", "replace")
-    if any(output.iterdir()) and not is_own:
+    if output.is_dir() and any(output.iterdir()) and not is_own(file):
         raise InputError(f"{output}: is not empty, and not of this run; choose another folder with --output")
 
 

@@ -29,7 +29,7 @@ TRIES = 6
 """A connection may break so often in a row without a single new byte."""
 ROUNDS = 3
 """A file that arrives with another hash, because it still changed, is fetched so often."""
-FEW_FILES = 500
+FEW_FILES = 2000
 """So many are asked for at a time."""
 BAD_PARTS = ("", ".", "..")
 

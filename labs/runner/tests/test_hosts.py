@@ -1,9 +1,9 @@
-"""The same flow on a machine of one's own over SSH, and in a folder here: nothing of the job is left, and it knows no key."""
+"""The same flow on a machine of one's own over SSH, and in a folder here: nothing of the job is left, and it knows no
+key."""
 
 from __future__ import annotations
 
 import getpass
-import os
 import signal
 import socket
 import subprocess
@@ -82,7 +82,7 @@ def host(request: pytest.FixtureRequest, lab: Lab) -> Lab:
 
 
 def home(lab: Lab) -> Path:
-    return lab.folder / ".runs" / lab.state["run"]
+    return lab.folder / ".runs" / str(lab.state["run"])
 
 
 def left_behind(lab: Lab) -> list[str]:
@@ -91,7 +91,7 @@ def left_behind(lab: Lab) -> list[str]:
     found = [path.name for path in volume.iterdir()]
     for path in Path("/proc").glob("[0-9]*/cwd"):
         try:
-            found += [str(path)] if str(volume) in os.readlink(path) else []
+            found += [str(path)] if str(volume) in str(path.readlink()) else []
         except OSError:
             continue
     return found

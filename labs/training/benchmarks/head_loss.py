@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch.nn import LinearCrossEntropyOptions
 from turns import alternate, print_table
 
-from training_lab.loss import CHUNK_TOKENS, ChunkedLoss, reference_loss
+from training_lab.footprint import CHUNK_TOKENS
+from training_lab.loss import ChunkedLoss, reference_loss
 
 WIDTH = 256
 

@@ -26,7 +26,8 @@ def runpod(fake: FakeRunPod | None, folder: Path, *arguments: str) -> subprocess
     if fake is not None:
         environment.update(RUNPOD_API_KEY=fake.key, RUNPOD_API_URL=fake.url)
     # One thread: two trainings that share processors would wait for each other's threads most of the time.
-    settings = ("train.num_threads=1", "remote.install=nothing", f"remote.python={sys.executable}", f"remote.volume_path={folder}/volume")
+    settings = ("train.num_threads=1", "remote.install=nothing", f"remote.python={sys.executable}",
+                f"remote.volume_path={folder}/volume")  # fmt: skip
     words = [word for setting in settings for word in ("--set", setting)]
     return subprocess.run(
         [find_python39() or sys.executable, "-m", "training_lab", *arguments, *words], cwd=folder, env=environment,

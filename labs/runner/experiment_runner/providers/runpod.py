@@ -181,7 +181,8 @@ class Runpod:
                     continue
                 raise NotCreated(str(error)) from error
             try:
-                return machine_of(answer.body)
+                machine = machine_of(answer.body)
+                return machine._replace(facts={**machine.facts, "requested_gpu": candidate.name})
             except (KeyError, TypeError) as error:
                 raise Ambiguous("RunPod: POST /pods: the answer describes no pod") from error
         raise NoCapacity("no machine: " + "; ".join(reasons))
