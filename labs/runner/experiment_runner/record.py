@@ -83,7 +83,7 @@ def need_own_output(file: StateFile) -> None:
 
 
 def claim_output(file: StateFile) -> None:
-    """Makes the output folder this run's, before anything else is in it: whatever happens, the next command knows it."""
+    """Makes the output folder this run's before anything else is in it: the next command knows it, whatever happens."""
     need_own_output(file)
     file.output.mkdir(parents=True, exist_ok=True)
     write_record(file)
