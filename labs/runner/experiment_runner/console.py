@@ -67,6 +67,7 @@ class Console:
         self.put(text)
 
     def put(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        # A signal may interrupt a line that is being written, and has something to say itself: RuntimeError.
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
             sys.stdout.write(text)
             sys.stdout.flush()

@@ -125,9 +125,10 @@ class Flow:
                 self.give_up_booting(str(error))
 
     def reconcile(self) -> None:
-        """Looks at the machine and believes it more than the file."""
+        """Looks at the machine and believes it more than the file. One that was just made may not be listed yet: its
+        boot is waited for."""
         phase, verdicts = self.state.phase, self.state.verdicts
-        if not self.machine.id or self.state.has_ended:
+        if not self.machine.id or self.state.has_ended or phase == "booting":
             return
         machine = self.machine.look()
         if self.machine.is_gone(machine):
@@ -222,6 +223,9 @@ class Flow:
         self.state.sent = {"sha256": bundle.sha256, "files": bundle.manifest()}
         self.file.save()
         self.machine.patiently(lambda target: target.start(self.spec(target.work), self.secrets))
+        self.state.facts["guard"] = self.machine.patiently(lambda target: target.status()).get("guard", "none")
+        if self.provider.is_paid and self.state.facts["guard"] == "none":
+            self.console.warn("the machine cannot stop itself: nothing protects you if this computer goes away")
         self.state.verdicts["job"] = "running"
         self.file.move("running")
 
@@ -239,7 +243,7 @@ class Flow:
             "stall": limits.stall,
             "kill_grace": limits.kill_grace,
             "collect_grace": limits.collect_grace,
-            "guard": self.provider.guard(self.machine.id),
+            "guard": self.provider.guard()._asdict(),
         }
 
     def _running(self) -> None:
@@ -303,7 +307,7 @@ class Flow:
         """How the job ended, as the supervisor says."""
         state = self.state
         state.verdicts["job"] = said["job"] if said["job"] in JOB_ENDS else "unknown"
-        state.steps, state.facts = said.get("steps", []), {"gpus": said.get("gpus", [])}
+        state.steps, state.facts = said.get("steps", []), {key: said[key] for key in ("gpus", "guard") if key in said}
         state.message = said.get("reason") or state.message
         self.console.say(f"the job {state.verdicts['job']}" + (f": {said['reason']}" if said.get("reason") else ""))
 

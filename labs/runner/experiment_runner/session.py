@@ -199,6 +199,8 @@ def common_options(silence_s: float, config: str = "") -> tuple[str, ...]:
     every = max(1, round(silence_s / 4))
     options = {
         "BatchMode": "yes",
+        "ClearAllForwardings": "yes",
+        "ForwardAgent": "no",
         "ConnectTimeout": str(max(2, min(10, round(silence_s)))),
         "ServerAliveInterval": str(every),
         "ServerAliveCountMax": str(max(1, round(silence_s / every))),

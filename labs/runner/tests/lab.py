@@ -63,7 +63,7 @@ class Lab:
                 {"name": "work", "run": "exec python3 work.py", "timeout": 60, "secrets": ["MY_TOKEN"]},
             ],
             "results": {"required": ["answer.txt"], "live": ["*.jsonl"]},
-            "limits": {"poll": 0.05, "silence": 4, "boot": 6, "kill_grace": 1, "reconnect": 4, "collect_grace": 5},
+            "limits": {"poll": 0.05, "silence": 4, "boot": 30, "kill_grace": 1, "reconnect": 4, "collect_grace": 5},
             "settings": {
                 "runpod": {
                     "image": "image@sha256:0",

@@ -184,6 +184,40 @@ def test_an_orphan_is_found_by_its_name_and_removed_when_its_time_is_over(lab: L
     assert lab.fake.pods[young].is_deleted
 
 
+def test_a_pod_for_which_nobody_comes_stops_itself_and_its_results_can_be_fetched_later(lab: Lab) -> None:
+    lab.job["limits"]["collect_grace"] = 0.5
+    assert lab.run("--detach").code == 30
+    assert lab.state["facts"]["guard"] == "armed"
+    deadline = time.monotonic() + 30
+    while lab.fake.billing_now() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert lab.fake.billing_now() == [], "it stopped itself, with the key that it has for itself alone"
+    assert not any(lab.fake.key in request.headers.get("authorization", "") for request in lab.fake.requests
+                   if request.path == "/graphql")  # fmt: skip
+    assert lab.again("monitor").code == 20
+    assert lab.verdicts[2] == "stopped"
+    assert lab.again("start").code == 30
+    assert lab.again("monitor").code == 0
+    lab.check_whole()
+
+
+def test_a_pod_does_not_stop_itself_while_somebody_is_there(lab: Lab) -> None:
+    lab.job["limits"]["collect_grace"] = 6
+    lab.work(FOR_EVER.replace("600", "8"))
+    assert lab.run().code == 0
+    assert not any(request.path == "/graphql" for request in lab.fake.requests)
+
+
+def test_a_pod_without_a_key_of_its_own_is_said_to_be_unprotected(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    helpless = lab.folder.parent / "guard.py"
+    helpless.write_text("raise SystemExit(1)\n")
+    monkeypatch.setattr("experiment_runner.providers.runpod.GUARD", helpless)
+    outcome = lab.run()
+    assert outcome.code == 0
+    assert says(outcome, "nothing protects you if this computer goes away")
+    assert lab.state["facts"]["guard"] == "none"
+
+
 def test_what_was_billed_comes_into_the_record_later(lab: Lab, quick: None) -> None:
     assert lab.run().code == 0
     lab.fake.script("billing", Reply(200, body={

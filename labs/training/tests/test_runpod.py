@@ -96,6 +96,16 @@ def test_the_source_keeps_its_commit_where_no_commit_can_be_asked_for(tmp_path: 
     assert described()["commit"] is None, "the description is believed only for what it describes"
 
 
+def test_what_a_training_uses_of_the_runner_is_what_its_record_names() -> None:
+    script = (
+        "import sys, training_lab.train; from training_lab.provenance import OF_THE_RUNNER; "
+        "used = {m.__file__ for name, m in sys.modules.items() if name.partition('.')[0] == 'experiment_runner'}; "
+        "print(used == set(map(str, OF_THE_RUNNER)), used)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.startswith("True"), done.stdout
+
+
 def test_texts_of_ones_own_are_sent_from_inside_the_lab_and_refused_from_elsewhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,8 +11,6 @@ from .files import PIECE_BYTES, live, manifest, read, receive
 from .place import CANCEL, LOG, SENT, STATUS, give_sign_of_life, load, write_out
 from .steps import LOOK_S, end, has_ended, is_running, start
 
-SIGN_OF_LIFE_EVERY_S = 5.0
-
 
 def main() -> None:
     """Runs one command."""
@@ -39,7 +37,6 @@ def status() -> None:
 
 def log() -> None:
     """Prints the log from byte N on as it grows, until the job has ended and all of it was printed."""
-    signed = 0.0
     with open(LOG, "rb") as file:
         file.seek(int(sys.argv[2]))
         while True:
@@ -48,7 +45,5 @@ def log() -> None:
                 write_out(piece)
             if is_whole:
                 return
-            if time.monotonic() - signed > SIGN_OF_LIFE_EVERY_S:
-                signed = time.monotonic()
-                give_sign_of_life()
+            give_sign_of_life()
             time.sleep(LOOK_S)

@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .place import SENT, SPEC, load, write_out
+from .place import SENT, SPEC, give_sign_of_life, load, write_out
 
 PIECE_BYTES = 1 << 20
 SKIPPED = {"excluded": "excluded by the job", "link": "a symbolic link", "special": "not a regular file"}
@@ -131,4 +131,5 @@ def send(folder: Path, path: str, offset: int, is_live: bool = False) -> None:
             # A file that shrank goes on with zeros, and is found out by its hash.
             piece = file.read(min(PIECE_BYTES, left)) or bytes(min(PIECE_BYTES, left))
             write_out(piece)
+            give_sign_of_life()
             left -= len(piece)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ LOG = CONTROL / "log.txt"
 LOCK = CONTROL / "lock"
 CANCEL = CONTROL / "cancel"
 LEASE = CONTROL / "lease"
+GUARD = CONTROL / "guard.py"
+SIGN_OF_LIFE_EVERY_S = 5.0
 
 
 def load(path: Path) -> Any:
@@ -45,9 +48,10 @@ def try_save(path: Path, value: Any) -> bool:
 
 
 def give_sign_of_life() -> None:
-    """Says that somebody is there to fetch the results."""
+    """Says that somebody is there to fetch the results. Cheap: call it often."""
     with contextlib.suppress(OSError):
-        LEASE.touch()
+        if not LEASE.exists() or time.time() - LEASE.stat().st_mtime > SIGN_OF_LIFE_EVERY_S:
+            LEASE.touch()
 
 
 def write_out(data: bytes) -> None:

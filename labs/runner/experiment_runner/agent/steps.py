@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from .place import CANCEL, LEASE, LOCK, LOG, SENT, SPEC, STATUS, WORK, load, save, try_save
+from .place import CANCEL, GUARD, LEASE, LOCK, LOG, SENT, SPEC, STATUS, WORK, load, save, try_save
 
 LOOK_S = 0.1
 OUTPUT_S = 2.0
@@ -64,6 +64,7 @@ def supervise(spec: dict[str, Any], secrets: dict[str, str], tell: Callable[[], 
     for number, descriptor in ((0, nowhere), (1, log), (2, log)):
         os.dup2(descriptor, number)
     state: dict[str, Any] = {"job": "running", "process": mark_of(os.getpid()), "steps": [], "began": time.time()}
+    state["guard"] = "armed" if arm(spec["guard"]) else "none"
     save(STATUS, state)
     tell()
     verdict, reason = "failed", "no step was run"
@@ -80,7 +81,7 @@ def supervise(spec: dict[str, Any], secrets: dict[str, str], tell: Callable[[], 
     state.update(job=verdict, reason=reason, ended=time.time())
     while not try_save(STATUS, state):  # a full disk: the answer must still be given
         time.sleep(1)
-    if spec["guard"]:
+    if state["guard"] == "armed":
         wait_for_collection(spec)
 
 
@@ -199,13 +200,21 @@ def look_at_gpus() -> list[str]:
     return done.stdout.decode("utf-8", "replace").splitlines()
 
 
+def arm(guard: dict[str, str]) -> bool:
+    """Keeps the program with which the machine ends itself, if it says that it could."""
+    if not guard["program"]:
+        return False
+    GUARD.write_text(guard["program"], "utf-8")
+    return subprocess.run([sys.executable, str(GUARD), guard["argument"], "check"], check=False).returncode == 0
+
+
 def wait_for_collection(spec: dict[str, Any]) -> None:
-    """Gives whoever fetches the results time for it, counted from the last sign of life; then does what the provider
-    gave for the case that nobody comes, until it works: then this process is no more."""
+    """Gives whoever fetches the results time for it, counted from the last sign of life; then the machine ends itself,
+    and this process with it."""
     while time.time() - LEASE.stat().st_mtime < spec["collect_grace"]:
         time.sleep(min(5.0, max(LOOK_S, spec["collect_grace"] / 10)))
     while True:
-        subprocess.run(["/bin/sh", "-c", spec["guard"]], stdin=subprocess.DEVNULL, check=False)
+        subprocess.run([sys.executable, str(GUARD), spec["guard"]["argument"]], check=False)
         time.sleep(GUARD_EVERY_S)
 
 

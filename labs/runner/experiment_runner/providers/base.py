@@ -60,6 +60,13 @@ class Plan(NamedTuple):
     """What one should know before it."""
 
 
+class Guard(NamedTuple):
+    """A program for the target, and its argument; with `check` after it, it says whether it could do it."""
+
+    program: str = ""
+    argument: str = ""
+
+
 class Machine(NamedTuple):
     """A machine as the provider describes it now."""
 
@@ -79,8 +86,6 @@ class Provider(Protocol):
 
     is_paid: bool
     """Whether a machine that is there costs money."""
-    guards_itself: bool
-    """Whether a machine ends by itself if nobody comes for its results."""
 
     def need(self) -> None:
         """Raises InputError if something is missing without which nothing can be made."""
@@ -106,8 +111,8 @@ class Provider(Protocol):
     def connect(self, machine: Machine, folder: Path, silence_s: float) -> tuple[Session, str, dict[str, Any]]:
         """A session, the working folder there, and what the record says of the connection. Raises NotReady."""
 
-    def guard(self, machine_id: str) -> str:
-        """A shell command with which the machine ends itself; empty if there is none."""
+    def guard(self) -> Guard:
+        """How a machine can end itself if nobody comes for its results."""
 
     def stop(self, machine_id: str) -> None:
         """Stops it, with its disk kept. Returns only when it is stopped, or gone."""

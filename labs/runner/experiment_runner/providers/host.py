@@ -10,7 +10,7 @@ from typing import Any
 
 from experiment_runner.errors import InputError
 from experiment_runner.job import Job, Problems, settings_for
-from experiment_runner.providers.base import GONE, RUNNING, STOPPED, Ambiguous, Machine, NotCreated, Plan
+from experiment_runner.providers.base import GONE, RUNNING, STOPPED, Ambiguous, Guard, Machine, NotCreated, Plan
 from experiment_runner.session import (
     CommandFailed,
     ConnectionLost,
@@ -55,7 +55,6 @@ class Host:
     """Folders on a host, for one job."""
 
     is_paid = False
-    guards_itself = True
 
     def __init__(self, session: Session, work: str, described: str) -> None:
         self.session, self.work, self.described = session, work, described
@@ -113,8 +112,8 @@ class Host:
         how = "in the user's known_hosts" if self.session.is_remote else "this machine"
         return self.session, str(machine.facts["folder"]), {"host_key": how}
 
-    def guard(self, machine_id: str) -> str:
-        return ""
+    def guard(self) -> Guard:
+        return Guard()
 
     def stop(self, machine_id: str) -> None:
         """Ends whatever of the job still runs there, the supervisor too."""

@@ -28,6 +28,7 @@ from experiment_runner.providers.base import (
     STOPPED,
     UNKNOWN,
     Ambiguous,
+    Guard,
     Machine,
     NoCapacity,
     NotCreated,
@@ -56,6 +57,7 @@ HOST_KEY_MARK = "RUNNER-HOSTKEY"
 HOST_KEY = re.compile(rf"^{HOST_KEY_MARK} (ssh-ed25519 [A-Za-z0-9+/=]+)")
 FINGERPRINT = re.compile(r"\b(SHA256:[A-Za-z0-9+/]{43})\b.*\(ED25519\)")
 STOP_TRIES = 4
+GUARD = Path(__file__).parent / "runpod_guard.py"
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,6 @@ class Runpod:
     """Pods, for one job."""
 
     is_paid = True
-    guards_itself = False
 
     def __init__(self, job: Job, label: str, api: RunpodApi | None) -> None:
         """`api` is None where there is no key: then there is a plan without prices, and nothing else."""
@@ -132,7 +133,10 @@ class Runpod:
             notes.append(f"{self.settings.image} has no digest: what ran cannot be told afterwards")
         if len(self.settings.gpus) > 1:
             notes.append("more than one GPU is allowed: runs on different parts are not compared by speed")
-        notes.append("if this computer goes away, the job still ends by its limits, but nothing stops the pod")
+        notes.append(
+            "if this computer goes away, the job still ends by its limits; the pod then stops itself after "
+            f"{self.job.limits.collect_grace / 60:g} min, for as long as RunPod keeps its older API (until early 2027)"
+        )
         return Plan(candidates, self.request("exp-…", self.settings.gpus[0], "ssh-ed25519 …"), notes)
 
     def request(self, name: str, gpu: str, public_key: str) -> dict[str, Any]:
@@ -169,10 +173,10 @@ class Runpod:
                     f"{candidate.name} costs {candidate.usd_per_hour:g} USD an hour, and {limit:g} are allowed"
                 )
                 continue
+            request = self.request(name, candidate.name, public_key)
             try:
-                answer = self.api.call(
-                    "POST", "/pods", self.request(name, candidate.name, public_key), is_safe=False
-                )  # fmt: skip
+                machine = machine_of(self.api.call("POST", "/pods", request, is_safe=False).body)
+                return machine._replace(facts={**machine.facts, "requested_gpu": candidate.name})
             except ApiError as error:
                 if not error.is_definite:
                     raise Ambiguous(str(error)) from error
@@ -180,11 +184,6 @@ class Runpod:
                     reasons.append(f"{candidate.name}: {error.detail}")
                     continue
                 raise NotCreated(str(error)) from error
-            try:
-                machine = machine_of(answer.body)
-                return machine._replace(facts={**machine.facts, "requested_gpu": candidate.name})
-            except (KeyError, TypeError) as error:
-                raise Ambiguous("RunPod: POST /pods: the answer describes no pod") from error
         raise NoCapacity("no machine: " + "; ".join(reasons))
 
     def find(self, name: str) -> list[Machine]:
@@ -237,8 +236,8 @@ class Runpod:
                 return key, "its fingerprint was printed by the container, read over the API"
         raise NotReady("nobody at the pod's address has the host key that the container printed")
 
-    def guard(self, machine_id: str) -> str:
-        return ""
+    def guard(self) -> Guard:
+        return Guard(GUARD.read_text("utf-8"), f"{self.api.url.rpartition('/')[0]}/graphql")
 
     def stop(self, machine_id: str) -> None:
         for attempt in range(STOP_TRIES):
@@ -285,24 +284,30 @@ class Runpod:
     def bill(self, machine_id: str) -> dict[str, Any] | None:
         query = {"podId": machine_id, "bucketSize": "hour"}
         body = self.api.call("GET", "/billing/pods", query=query).body
-        records = [record for record in body["records"] if record.get("podId") == machine_id]
-        return {"usd": sum(record["totalAmount"] for record in records), "num_records": len(records)}
+        try:
+            amounts = [float(record["totalAmount"]) for record in body["records"] if record["podId"] == machine_id]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ApiError(0, "the answer has no records of bills", "GET /billing/pods") from error
+        return {"usd": sum(amounts), "num_records": len(amounts)}
 
 
-def machine_of(pod: dict[str, Any]) -> Machine:
-    """A pod as the API describes it. A status that is new to us is `unknown`, and no error."""
-    gpu = pod.get("gpu") or {}
-    facts = {
-        "gpu": gpu.get("id"),
-        "gpu_count": gpu.get("count"),
-        "data_center": pod.get("dataCenterId"),
-        "cuda": pod.get("cudaVersion"),
-        "image": pod.get("image"),
-        "ssh": (pod.get("ssh") or {}).get("direct"),
-    }
-    said = str(pod["status"])
-    status = STATUSES.get(said, UNKNOWN)
-    return Machine(str(pod["id"]), str(pod.get("name")), status, said, float(pod.get("cost") or 0.0), facts)
+def machine_of(pod: Any) -> Machine:
+    """A pod as the API describes it. A status that is new to us is `unknown`, and no error. Raises ApiError for an
+    answer that describes no pod."""
+    try:
+        machine_id, said, rate = str(pod["id"]), str(pod["status"]), float(pod.get("cost") or 0.0)
+        gpu, ssh = pod.get("gpu") or {}, pod.get("ssh") or {}
+        facts = {
+            "gpu": gpu.get("id"),
+            "gpu_count": gpu.get("count"),
+            "data_center": pod.get("dataCenterId"),
+            "cuda": pod.get("cudaVersion"),
+            "image": pod.get("image"),
+            "ssh": ssh.get("direct"),
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ApiError(0, "the answer describes no pod", "pods") from error
+    return Machine(machine_id, str(pod.get("name")), STATUSES.get(said, UNKNOWN), said, rate, facts)
 
 
 def is_there(pod: dict[str, Any]) -> bool:
