@@ -260,6 +260,17 @@ def test_settings_that_are_wrong_are_said_before_anything(
     assert not (lab.folder / ".runpod").exists()
 
 
+def test_a_network_volume_is_mounted_where_the_work_is_and_outlives_the_pod(lab: Lab) -> None:
+    lab.fake.network_volumes.add("vol-1")
+    lab.runpod["network_volume"] = "vol-1"
+    lab.runpod["data_centers"] = ["us-ks-2"]
+    assert lab.run().code == 0
+    body = lab.fake.pod.body
+    assert body["mounts"] == {"network": [{"volumeId": "vol-1", "path": str(lab.folder / "volume")}]}
+    assert body["dataCenterIds"] == ["US-KS-2"], "small letters are not understood"
+    assert (lab.folder / "volume").is_dir()
+
+
 def test_a_budget_below_one_hour_is_refused(lab: Lab) -> None:
     lab.job["limits"]["max_usd"] = 2
     outcome = lab.run()

@@ -137,7 +137,7 @@ NO_PART_OF_IDENTITY = {
     "remote.network_volume": "vol",
     "remote.volume_path": "/elsewhere",
     "remote.data_centers": ["US-KS-2"],
-    "remote.python": "python3.12",
+    "remote.python": "python3.13",
     "remote.install": "nothing",
     "remote.max_hours": 1,
     "remote.max_usd": 1,

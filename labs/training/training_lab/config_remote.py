@@ -46,8 +46,11 @@ class RemoteConfig:
     """Where that disk or volume is in the pod."""
     data_centers: tuple[str, ...] = setting((), only=("remote.provider", "runpod"))
     """Where the pod is preferred to be."""
-    python: str = "python3"
-    """The machine's Python, 3.11 or newer."""
+    python: str = derived(
+        "python3.12 for runpod, else python3",
+        lambda get: "python3.12" if get("remote.provider") == "runpod" else "python3",
+    )
+    """The machine's Python, 3.11 or newer. RunPod's images have several."""
     install: Literal["gpu", "nothing"] = derived(
         "nothing for local, else gpu", lambda get: "nothing" if get("remote.provider") == "local" else "gpu"
     )
