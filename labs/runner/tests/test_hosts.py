@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fakepod import SSHD
 from lab import LOG, SECRET, Lab, log_lines, one_line, says
-from test_signals import STEADY, Process, held
+from processes import STEADY, Process, held
 
 CONFIG = """\
 Host gpu-box

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lab import Lab, says
-from test_signals import Process
+from processes import Process
 
 MADE = "open(f'{results}/answer.txt', 'w').write('42\\n')\n"
 MB = 1_000_000
