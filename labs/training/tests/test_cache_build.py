@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from tiny import TRAINING, tiny
 
-from training_lab import record
+from experiment_runner import durable
 from training_lab.config_data import DataConfig
 from training_lab.data import build as building
 from training_lab.data.build import Block, BuildOptions, Encoded, find_or_build
@@ -404,7 +404,7 @@ def test_a_disk_that_is_full_only_for_the_manifest_leaves_nothing_behind(
     def sync_nothing(file: IO[Any]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(record, "sync_file", sync_nothing)
+    monkeypatch.setattr(durable, "sync_file", sync_nothing)
     refused(settings(), "No space left on device")
 
 

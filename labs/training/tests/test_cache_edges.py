@@ -15,7 +15,8 @@ from reading import read_files, write
 from streams import stream_of
 from tiny import tiny
 
-from training_lab import cli, record
+from experiment_runner import durable
+from training_lab import cli
 from training_lab.config import Config
 from training_lab.data import build, split
 from training_lab.data.build import BuildOptions, find_or_build
@@ -145,7 +146,8 @@ def test_a_prepared_cache_that_cannot_be_written_to_can_be_used(monkeypatch: pyt
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(30, os.strerror(30))
 
-    monkeypatch.setattr(record, "sync_file", refuse)
+    for writer in (durable, build):
+        monkeypatch.setattr(writer, "sync_file", refuse)
     monkeypatch.setattr(Path, "mkdir", refuse)
     dataset = prepare_dataset(config)
     assert dataset.stats(NoProgress()) == expected

@@ -241,7 +241,7 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
     folder = folders.finished()
     program = (
         "import sys; from pathlib import Path; from training_lab.report import write_report; "
-        "from training_lab.record import RunFolder; write_reportRunFolderPathsys.argv[1]; "
+        "from training_lab.record import RunFolder; write_report(RunFolder(Path(sys.argv[1]))); "
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(folder.path)], check=True)

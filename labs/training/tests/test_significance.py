@@ -116,8 +116,8 @@ def test_what_cannot_be_told_apart_says_what_it_would_take() -> None:
     verdict = compare_values(*runs, is_paired=False, lower_is_better=True, delta=0.004)
     assert verdict.word == "indistinguishable"
     assert re.fullmatch(
-        r"indistinguishable from noise with these n: Δ = \+0\.003333, 95 % CI \[-0\.\d+, \+0\.\d+\], noise s = 0\.0129, "
-        r"n = 3\+3; the smallest difference that these could have shown \(80 % power\): 0\.0396; "
+        r"indistinguishable from noise with these n: Δ = \+0\.003333, 95 % CI \[-0\.\d+, \+0\.\d+\], "
+        r"noise s = 0\.0129, n = 3\+3; the smallest difference that these could have shown \(80 % power\): 0\.0396; "
         r"for δ = 0\.004 it takes n ≈ \d+ each",
         verdict.sentence,
     ), verdict.sentence

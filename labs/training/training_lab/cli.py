@@ -13,6 +13,7 @@ from typing import Any
 
 from training_lab import record
 from training_lab.command import add_command, add_config, add_runs, need_training_packages, print_findings
+from training_lab.compare_command import add_compare_command
 from training_lab.data_command import add_data_commands
 from training_lab.errors import LabError, UserError
 from training_lab.mirror_commands import add_mirror_commands
@@ -104,6 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_watch_command(commands)
     add_mirror_commands(commands)
     add_runpod_commands(commands)
+    add_compare_command(commands)
 
     runs = command("runs", runs_command, "List the runs, newest first.", "")
     runs.add_argument("--json", action="store_true", help="a JSON list, for programs")

@@ -8,9 +8,11 @@ is verified) are compared by their differences; others by Welch's test, which do
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -112,6 +114,7 @@ def power_at(effect: float, runs: int, is_paired: bool) -> float:
     return (1.0 if math.isnan(above) else above) + (0.0 if math.isnan(below) else below)
 
 
+@functools.cache
 def smallest_effect(runs: int, is_paired: bool) -> float:
     """The smallest difference, in standard deviations, that so many runs show four times out of five."""
     return float(optimize.brentq(lambda effect: power_at(effect, runs, is_paired) - POWER, 0.01, 40.0))
@@ -122,9 +125,9 @@ def runs_needed(effect: float, is_paired: bool) -> int | None:
     than anybody makes."""
     if not effect:
         return None
-    few = next((runs for runs in range(2, FEW_RUNS) if power_at(effect, runs, is_paired) >= POWER), None)
-    if few is not None:
-        return few
+    if power_at(effect, FEW_RUNS, is_paired) >= POWER:
+        # The chance rises with the runs.
+        return bisect_left(range(FEW_RUNS), POWER, lo=2, key=lambda runs: power_at(effect, runs, is_paired))
     # So many that Student's distribution is the normal one.
     both = float(stats.norm.ppf((1 + CONFIDENCE) / 2) + stats.norm.ppf(POWER))
     runs = math.ceil((1 if is_paired else 2) * (both / effect) ** 2)

@@ -1,0 +1,121 @@
+"""Runs as they are compared: grouped into arms, which are repetitions of one config with other seeds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from training_lab.report.gather import Gathered
+
+SEEDS = ("train.seed", "data.order_seed")
+UNCOMPARED = ("purpose", "tracking", "remote", "checkpoint", "data.cache_dir")
+"""Settings that change nothing that is compared: words, mirrors, the machine's name, what is saved and where."""
+DERIVED = "derived: "
+
+
+class Run(NamedTuple):
+    """One run, read from its folder."""
+
+    id: str
+    found: Gathered
+    settings: dict[str, Any]
+    """The config's values by dotted name."""
+    derived: frozenset[str]
+    """The settings that followed from others."""
+
+    @property
+    def seeds(self) -> tuple[Any, ...]:
+        return tuple(self.settings.get(key) for key in SEEDS)
+
+
+class Arm(NamedTuple):
+    """Repetitions of one config."""
+
+    name: str
+    """A letter."""
+    runs: list[Run]
+
+    @property
+    def title(self) -> str:
+        """The config's name, which two arms may share."""
+        return str(self.runs[0].found["config.json"].get("name", "?"))
+
+
+class Change(NamedTuple):
+    """A setting that two arms do not share."""
+
+    key: str
+    first: Any
+    second: Any
+    is_consequence: bool
+    """It follows from another setting in both."""
+
+    def __str__(self) -> str:
+        return f"{self.key}: {show(self.first)} → {show(self.second)}"
+
+
+def as_run(found: Gathered) -> Run:
+    """A run for comparing. Raises KeyError where its config is not there."""
+    config = found["config.json"]
+    origins = config["origins"]
+    derived = frozenset(key for key, origin in origins.items() if str(origin).startswith(DERIVED))
+    return Run(found.run_id, found, dict(flatten(config["values"])), derived)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by dotted name."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def compared(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that make an arm: all but seeds, and what changes nothing."""
+
+    def is_part(key: str) -> bool:
+        return key not in SEEDS and not any(key == name or key.startswith(f"{name}.") for name in UNCOMPARED)
+
+    return {key: value for key, value in settings.items() if is_part(key)}
+
+
+def group(runs: list[Run]) -> list[Arm]:
+    """The arms, in the order in which their first runs were named; the first is what the others are compared with."""
+    arms: list[list[Run]] = []
+    for run in runs:
+        mine = compared(run.settings)
+        for others in arms:
+            if compared(others[0].settings) == mine:
+                others.append(run)
+                break
+        else:
+            arms.append([run])
+    return [
+        Arm(chr(ord("A") + number) if number < 26 else f"#{number + 1}", found) for number, found in enumerate(arms)
+    ]
+
+
+def changes(first: Arm, second: Arm) -> list[Change]:
+    """What the second arm changes; what follows from it comes last."""
+    one, other = first.runs[0], second.runs[0]
+    mine, theirs = compared(one.settings), compared(other.settings)
+    found = [
+        Change(key, mine.get(key), theirs.get(key), key in one.derived and key in other.derived)
+        for key in sorted(mine.keys() | theirs.keys())
+        if mine.get(key) != theirs.get(key)
+    ]
+    return sorted(found, key=lambda change: change.is_consequence)
+
+
+def pairs(first: Arm, second: Arm) -> list[tuple[Run, Run]] | None:
+    """The runs that belong together by their seeds, where both arms have the same seeds, each once; else None."""
+    ours, theirs = ({run.seeds: run for run in arm.runs} for arm in (first, second))
+    if ours.keys() != theirs.keys() or len(ours) != len(first.runs) or len(theirs) != len(second.runs):
+        return None
+    return [(ours[seeds], theirs[seeds]) for seeds in sorted(ours, key=str)]
+
+
+def show(value: Any) -> str:
+    """A value of a setting in a sentence."""
+    return str(value) if value is not None else "none"
