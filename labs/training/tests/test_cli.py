@@ -22,8 +22,8 @@ from training_lab.identity import identity_of
 from training_lab.record import METRICS, SUMMARY, RunFolder, list_runs
 
 FILES = {
-    "config.json", "source.json", "environment.json", "data-manifest.json", "data-stats.json", "metrics.jsonl",
-    "summary.json", "manifest.json", "checkpoint.pt", "checkpoints", "notes.md", "wandb.json",
+    "config.json", "source.json", "source.zip", "environment.json", "data-manifest.json", "data-stats.json",
+    "metrics.jsonl", "summary.json", "manifest.json", "checkpoint.pt", "checkpoints", "notes.md", "wandb.json",
 }  # fmt: skip
 
 

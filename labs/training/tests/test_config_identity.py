@@ -58,6 +58,8 @@ OTHER_VALUES: dict[str, object] = {
     "data.max_documents": 1,
     "data.max_tokens": 1,
     "data.synthetic_documents": 513,
+    "batch.isolation": False,
+    "checkpoint.restore": "weights",
     "data.tokenizer": "char",
     "data.val_fraction": 0.2,
     "data.split_salt": "x",

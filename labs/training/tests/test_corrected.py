@@ -136,7 +136,7 @@ def test_the_kernels_of_corrected_are_recorded_with_their_reasons(trained: Train
 
 
 def test_the_folder_of_corrected_is_whole_and_verifies(trained: Trained) -> None:
-    files = {"config.json", "source.json", "environment.json", "data-manifest.json", "data-stats.json",
+    files = {"config.json", "source.json", "source.zip", "environment.json", "data-manifest.json", "data-stats.json",
              "metrics.jsonl", "summary.json", "manifest.json"}  # fmt: skip
     assert files <= {path.name for path in trained.folder.iterdir()}
     summary = trained.read("summary.json")

@@ -214,7 +214,7 @@ def test_a_run_is_listed_with_its_state_and_figures(python39: str) -> None:
     done = run_python(python39, "-m", "training_lab", "runs", "--runs", "runs")
     assert (done.returncode, done.stderr) == (0, "")
     head, row = done.stdout.splitlines()
-    assert head.split() == ["run", "state", "updates", "val_loss", "tokens/s"]
+    assert head.split() == ["run", "state", "mark", "updates", "val_loss", "tokens/s", "question"]
     assert row.split() == ["smoke-20270101-aaaa", "finished", "6/6", "4.2500", "1,234"]
 
 
@@ -232,6 +232,11 @@ def test_the_list_for_programs_has_the_same_figures(python39: str) -> None:
         "val_loss": 4.25,
         "target_tokens_per_s": 1234.5,
         "folder": "runs/smoke-20270101-aaaa",
+        "config": None,
+        "question": "",
+        "study": "",
+        "mark": "",
+        "notes": [],
     }
     killed = listed["killed-20270101-bbbb"]
     assert (killed["state"], killed["updates"], killed["val_loss"]) == ("killed", None, None)

@@ -11,17 +11,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from training_lab import record
 from training_lab.command import add_command, add_config, add_runs, need_training_packages, print_findings
 from training_lab.compare_command import add_compare_command
 from training_lab.data_command import add_data_commands
 from training_lab.errors import LabError, UserError
+from training_lab.ledger_command import add_ledger_commands
 from training_lab.mirror_commands import add_mirror_commands
 from training_lab.output import forget_output
-from training_lab.record import RunFolder, find_run, list_runs
+from training_lab.record import find_run
 from training_lab.report_command import add_report_commands
+from training_lab.reproduce_command import add_reproduce_command
 from training_lab.resolve import resolve_config
 from training_lab.runpod_command import add_runpod_commands
+from training_lab.study_command import add_study_commands
 from training_lab.watch_command import add_watch_command
 
 
@@ -77,7 +79,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_config(train)
     train.add_argument("--new", action="store_true", help="start another run even if one is unfinished")
-    train.add_argument("--run-id", metavar="ID", help="the name of the folder of a new run (default: made of the time)")
+    train.add_argument(
+        "--run-id", metavar="ID", help="the run's folder, new or to go on with (default: made of the time)"
+    )
     train.add_argument(
         "--stop-after", type=int, metavar="K", help="save and stop after update K; the same command goes on"
     )
@@ -106,9 +110,10 @@ def make_parser() -> argparse.ArgumentParser:
     add_mirror_commands(commands)
     add_runpod_commands(commands)
     add_compare_command(commands)
+    add_study_commands(commands)
 
-    runs = command("runs", runs_command, "List the runs, newest first.", "")
-    runs.add_argument("--json", action="store_true", help="a JSON list, for programs")
+    add_ledger_commands(commands)
+    add_reproduce_command(commands)
 
     verify = command(
         "verify",
@@ -187,49 +192,6 @@ def plan_command(options: argparse.Namespace) -> int:
     plan = plan_run(resolved, options.gpu, options.mfu, options.price)
     print(json.dumps(plan, indent=2, ensure_ascii=False) if options.json else "\n".join(describe_plan(plan)))
     return 0
-
-
-def runs_command(options: argparse.Namespace) -> int:
-    """`runs`."""
-    described = [describe_run(run) for run in list_runs(options.runs)]
-    if options.json:
-        print(json.dumps(described, indent=2, ensure_ascii=False))
-        return 0
-    if not described:
-        print(f"No runs in {options.runs}. Start one with: python -m training_lab train --config smoke")
-        return 0
-    width = max(len(run["run"]) for run in described)
-    print(f"{'run':<{width}}  {'state':<22}  {'updates':>13}  {'val_loss':>8}  {'tokens/s':>10}")
-    for run in described:
-        updates = f"{run['updates']}/{run['planned_updates']}" if run["updates"] is not None else ""
-        val_loss = f"{run['val_loss']:.4f}" if isinstance(run["val_loss"], float) else ""
-        speed = f"{run['target_tokens_per_s']:,.0f}" if isinstance(run["target_tokens_per_s"], float) else ""
-        print(f"{run['run']:<{width}}  {run['state']:<22}  {updates:>13}  {val_loss:>8}  {speed:>10}")
-    return 0
-
-
-def describe_run(run: RunFolder) -> dict[str, Any]:
-    """A run in a list: what its summary says; unknown where it has none, or a damaged one."""
-    try:
-        summary = run.read_json(record.SUMMARY)
-    except LabError:
-        summary = None
-
-    def said(*keys: str) -> Any:
-        value = summary
-        for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
-
-    return {
-        "run": run.run_id,
-        "state": run.state(),
-        "updates": said("updates"),
-        "planned_updates": said("planned_updates"),
-        "val_loss": said("val_loss", "last"),
-        "target_tokens_per_s": said("throughput", "target_tokens_per_s"),
-        "folder": str(run.path),
-    }
 
 
 def verify_command(options: argparse.Namespace) -> int:

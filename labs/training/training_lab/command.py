@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -63,18 +64,24 @@ def print_findings(findings: Iterable[Finding], subject: str, as_json: bool) -> 
 
 def need_training_packages() -> None:
     """Raises UserError if this Python cannot train, with what to do."""
+    # Read when torch is loaded: its profiler announces itself on standard error, and its CPU allocator complains of
+    # what was there before it.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    need_packages(torch="torch")
+
+
+def need_packages(**modules: str) -> None:
+    """Raises UserError if this Python is too old or lacks a module; each is given with the package that has it."""
     if sys.version_info < TRAINING_PYTHON:
         have, need = (".".join(map(str, version)) for version in (sys.version_info[:2], TRAINING_PYTHON))
         raise UserError(
             f"this command needs Python {need} or newer, this is {have}; use the environment of `make smoke`"
         )
-    # Read when torch is loaded: its profiler announces itself on standard error, and its CPU allocator complains of
-    # what was there before it.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"this command needs torch ({error}); `make smoke` in the repository's root installs it"
-        ) from error
+    for module, package in modules.items():
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(
+                f"this command needs {package} ({error}); `make smoke` in the repository's root installs it"
+            ) from error

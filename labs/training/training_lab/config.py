@@ -184,6 +184,9 @@ class CheckpointConfig:
     """How many of the newest are kept."""
     keep_best: bool = True
     """Also save and keep the state with the lowest validation loss."""
+    restore: Literal["all", "weights"] = "all"
+    """What a run that goes on takes from its checkpoint. `weights`: everything but the optimizer's state, which begins
+    anew. It is there to show what that does: such a run is not what one without an interruption would have been."""
 
 
 @dataclass(frozen=True)

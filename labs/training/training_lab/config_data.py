@@ -113,6 +113,9 @@ class BatchConfig:
     packing_buffer: int = setting(256, at_least=1, only=("batch.packing", "best_fit", "bfd"))
     """Documents that wait to be placed, or are placed at a time: more fill packs better and stray further from the
     shuffled order."""
+    isolation: bool = setting(True, only=("batch.layout", "packs"))
+    """Whether each document of a pack is seen for itself. Without it attention and positions go on across the documents
+    of a pack; what is predicted stays the same."""
     micro_batches: int = setting(1, at_least=1)
     """Forward and backward passes into which an update is split: more of them need less memory, and the
     update stays the same."""

@@ -88,7 +88,7 @@ class Trainer:
             "progress": asdict(self.progress),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any], *, with_optimizer: bool = True) -> None:
         """Goes on from a checkpoint's state. Raises UserError if it belongs to other data or another model."""
         missing = self.state().keys() - state.keys()
         if missing:
@@ -99,8 +99,9 @@ class Trainer:
             raise UserError("the checkpoint goes on at another place in the data: its updates were of another size")
         check_shapes(self.model, state["model"])
         self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            restore_optimizer(optimizer, saved)
+        if with_optimizer:
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                restore_optimizer(optimizer, saved)
         self.scaler.load_state_dict(state["scaler"])
         restore_global_streams(state["random"], self.hardware.device)
         self.progress = Progress(**state["progress"])
@@ -300,7 +301,7 @@ def train_update(trainer: Trainer, read: Callable[[int], UpdateData] | None = No
         "grad_norm": None if is_overflow else grad_norm,
         "target_tokens": num_targets,
         "input_tokens": int(data.pieces.lengths.sum()),
-        "sum_of_squared_lengths": int((data.pieces.lengths.astype("int64") ** 2).sum()),
+        "sum_of_squared_lengths": int((data.attended.astype("int64") ** 2).sum()),
         "batch_sha256": data.sha256,
     }
 

@@ -1,18 +1,21 @@
-"""What was executed: the commit, what had changed since, and the hash of every file that ran."""
+"""What was executed: the commit, what had changed since, every file that ran and its hash."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import json
 import os
 import platform
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import experiment_runner
 from experiment_runner.durable import sha256_of_file
+from experiment_runner.redaction import Secrets
 from training_lab.identity import identity_of
 
 PACKAGE = Path(__file__).resolve().parent
@@ -39,15 +42,33 @@ def describe_source() -> dict[str, Any]:
 
     Outside a git checkout, or without git, `commit` is None and the hashes alone say what ran.
     """
-    paths = [*sorted(PACKAGE.rglob("*.py")), *OF_THE_RUNNER]
-    roots = (PACKAGE.parent, RUNNER.parent)
-    files = {path.relative_to(roots[path in OF_THE_RUNNER]).as_posix(): sha256_of_file(path) for path in paths}
+    files = {name: sha256_of_file(path) for name, path in source_files().items()}
     sent = read_sent_source()
     if sent is not None and sent.get("files") == files:
         return sent
     # Installed into some other project's folder, that project's commit says nothing of this code.
     is_tracked = git("ls-files", "--error-unmatch", "__init__.py") is not None
     return {**(describe_commit() if is_tracked else NO_COMMIT), "files": files, "sha256": identity_of(files)}
+
+
+def source_files() -> dict[str, Path]:
+    """Every file that a training runs, by its name in an import path."""
+    ours = {path.relative_to(PACKAGE.parent).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+    return {**ours, **{path.relative_to(RUNNER.parent).as_posix(): path for path in OF_THE_RUNNER}}
+
+
+def pack_source() -> bytes:
+    """The content of `source.zip`: the files that ran, the same bytes for the same files. A secret in one is replaced
+    by its name; the file then no longer has its hash, and says so."""
+    secrets = Secrets.from_environment(os.environ)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, path in source_files().items():
+            entry = zipfile.ZipInfo(name)  # its time is the earliest that the format knows
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, secrets.redact(path.read_text("utf-8")))
+    return packed.getvalue()
 
 
 def read_sent_source() -> dict[str, Any] | None:

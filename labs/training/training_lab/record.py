@@ -24,6 +24,7 @@ from training_lab.errors import LabError, UserError
 
 CONFIG = "config.json"
 SOURCE = "source.json"
+SOURCE_ARCHIVE = "source.zip"
 ENVIRONMENT = "environment.json"
 DATA_MANIFEST = "data-manifest.json"
 DATA_STATS = "data-stats.json"

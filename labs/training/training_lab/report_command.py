@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import webbrowser
 from pathlib import Path
 from typing import Any
 
-from training_lab.command import TRAINING_PYTHON, add_command, add_run
+from training_lab.command import add_command, add_run, need_packages
 from training_lab.errors import UserError
 from training_lab.record import find_run
 
@@ -36,7 +35,7 @@ def add_report_commands(commands: Any) -> None:
 def report_command(options: argparse.Namespace) -> int:
     """`report`."""
     run = find_run(options.runs, options.RUN)
-    need_report_packages()
+    need_packages(vl_convert="vl-convert-python")
     if options.output is not None:
         try:
             options.output.mkdir(parents=True, exist_ok=True)
@@ -54,18 +53,3 @@ def report_command(options: argparse.Namespace) -> int:
     print(f"  open it in a browser: {address}")
     print("  it is one file and needs no network: it can be sent, printed, or kept as it is")
     return 0
-
-
-def need_report_packages() -> None:
-    """Raises UserError if this Python cannot make a report, with what to do."""
-    if sys.version_info < TRAINING_PYTHON:
-        have, need = (".".join(map(str, version)) for version in (sys.version_info[:2], TRAINING_PYTHON))
-        raise UserError(
-            f"this command needs Python {need} or newer, this is {have}; use the environment of `make smoke`"
-        )
-    try:
-        import vl_convert  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"this command needs vl-convert-python ({error}); `make smoke` in the repository's root installs it"
-        ) from error

@@ -35,7 +35,7 @@ from training_lab.optim import describe_groups
 from training_lab.precision import choose_hardware
 from training_lab.prediction import need_memory
 from training_lab.probe import measure_matmul_rate
-from training_lab.provenance import changed_files, describe_host, describe_source
+from training_lab.provenance import changed_files, describe_host, describe_source, pack_source
 from training_lab.record import RunFolder
 from training_lab.report import write_report
 from training_lab.resolve import Resolved
@@ -87,7 +87,7 @@ def run_training(
     choice = choose_wandb(config.tracking, os.environ)
     need_mirrors(config.tracking)
     source = describe_source()
-    folder = None if is_new else find_unfinished(resolved, runs_dir, source)
+    folder = None if is_new else find_unfinished(resolved, runs_dir, source, run_id)
     with contextlib.ExitStack() as held:
         held.enter_context(advice_when_out_of_memory(config))
         held.enter_context(console)
@@ -230,10 +230,14 @@ def utc_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def find_unfinished(resolved: Resolved, runs_dir: Path, source: dict[str, Any]) -> RunFolder | None:
-    """The newest run of this config, if it is unfinished. Raises an error rather than mixing code, or passing over a
-    folder that may be the one."""
+def find_unfinished(
+    resolved: Resolved, runs_dir: Path, source: dict[str, Any], run_id: str | None = None
+) -> RunFolder | None:
+    """The newest run of this config, or of it the one with this id, if it is unfinished. Raises an error rather than
+    mixing code, or passing over a folder that may be the one."""
     for folder in record.list_runs(runs_dir):
+        if run_id not in (None, folder.run_id):
+            continue
         try:
             identity = folder.read_json(record.CONFIG, identity=str)["identity"]
         except LabError as error:
@@ -277,7 +281,7 @@ def restore(trainer: Trainer, folder: RunFolder, checkpoint: Checkpoint | None) 
     set_aside_damaged(folder.file(record.CHECKPOINTS), checkpoint)
     if checkpoint is None:
         return 0
-    trainer.restore(checkpoint.load())
+    trainer.restore(checkpoint.load(), with_optimizer=trainer.config.checkpoint.restore == "all")
     rows = rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")
     lost = sorted(set(range(1, checkpoint.update + 1)) - {row["update"] for row in rows})
     first_line: int = checkpoint.describe()["metrics_lines"]
@@ -295,6 +299,7 @@ def write_beginning(
 ) -> None:
     """Writes what is known before the first update; the config last, because with it the folder is a run."""
     folder.write_json(record.SOURCE, source)
+    write_atomically(folder.file(record.SOURCE_ARCHIVE), pack_source())
     folder.write_json(record.DATA_MANIFEST, trainer.dataset.manifest)
     folder.write_json(record.DATA_STATS, stats)
     notes = f"# {folder.run_id}\n\n## Question\n\n{resolved.config.purpose}\n\n## Expected\n\n\n## Seen\n\n"

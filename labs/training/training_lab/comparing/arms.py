@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from training_lab.record import RunFolder
 from training_lab.report.gather import Gathered
 
 SEEDS = ("train.seed", "data.order_seed")
-UNCOMPARED = ("purpose", "tracking", "remote", "checkpoint", "data.cache_dir")
+UNCOMPARED = (
+    "purpose", "tracking", "remote", "checkpoint.every", "checkpoint.keep_last", "checkpoint.keep_best",
+    "data.cache_dir",
+)  # fmt: skip
 """Settings that change nothing that is compared: words, mirrors, the machine's name, what is saved and where."""
 DERIVED = "derived: "
 
@@ -22,17 +26,23 @@ class Run(NamedTuple):
     """The config's values by dotted name."""
     derived: frozenset[str]
     """The settings that followed from others."""
+    folder: RunFolder | None = None
 
     @property
     def seeds(self) -> tuple[Any, ...]:
         return tuple(self.settings.get(key) for key in SEEDS)
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether its loss or gradient became infinite or no number: an outcome, not an accident."""
+        return str(self.found.state) == "failed: non-finite"
 
 
 class Arm(NamedTuple):
     """Repetitions of one config."""
 
     name: str
-    """A letter."""
+    """A letter, or what a study calls it."""
     runs: list[Run]
 
     @property
@@ -54,12 +64,12 @@ class Change(NamedTuple):
         return f"{self.key}: {show(self.first)} → {show(self.second)}"
 
 
-def as_run(found: Gathered) -> Run:
+def as_run(found: Gathered, folder: RunFolder | None = None) -> Run:
     """A run for comparing. Raises KeyError where its config is not there."""
     config = found["config.json"]
     origins = config["origins"]
     derived = frozenset(key for key, origin in origins.items() if str(origin).startswith(DERIVED))
-    return Run(found.run_id, found, dict(flatten(config["values"])), derived)
+    return Run(found.run_id, found, dict(flatten(config["values"])), derived, folder)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -80,8 +90,9 @@ def compared(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if is_part(key)}
 
 
-def group(runs: list[Run]) -> list[Arm]:
-    """The arms, in the order in which their first runs were named; the first is what the others are compared with."""
+def group(runs: list[Run], names: Mapping[str, str]) -> list[Arm]:
+    """The arms, in the order in which their first runs were named; the first is what the others are compared with.
+    `names` gives an arm's name by the id of its first run; the others are called by letters."""
     arms: list[list[Run]] = []
     for run in runs:
         mine = compared(run.settings)
@@ -92,7 +103,8 @@ def group(runs: list[Run]) -> list[Arm]:
         else:
             arms.append([run])
     return [
-        Arm(chr(ord("A") + number) if number < 26 else f"#{number + 1}", found) for number, found in enumerate(arms)
+        Arm(names.get(found[0].id) or (chr(ord("A") + number) if number < 26 else f"#{number + 1}"), found)
+        for number, found in enumerate(arms)
     ]
 
 

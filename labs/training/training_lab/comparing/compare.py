@@ -1,13 +1,15 @@
-"""The comparison as a whole: which arms there are, whether they may be compared, what the change did, in words."""
+"""The comparison as a whole: which arms there are, whether they may be compared, what the change did."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from training_lab.comparing.arms import Arm, Change, Run, as_run, changes, group
-from training_lab.comparing.comparability import Aspect, Judged, judge
-from training_lab.comparing.effects import Effect, effects
+from training_lab.comparing.comparability import LEARNING, SPEED, Aspect, Judged, judge
+from training_lab.comparing.effects import Effect, Question, effects
+from training_lab.comparing.noise_floor import find_floor
 from training_lab.comparing.parting import Parting, find_parting
 from training_lab.errors import LabError, UserError
 from training_lab.record import CONFIG, RunFolder
@@ -28,14 +30,22 @@ class Pair(NamedTuple):
     effects: list[Effect]
     """Empty where losses may not be compared."""
     allowed: tuple[str, ...]
+    remark: str = ""
+    """What there is to say about the noise floor."""
 
     @property
     def obstacles(self) -> list[Aspect]:
-        return self.judged.obstacles("learning", self.allowed)
+        """What forbids to compare losses."""
+        return self.judged.obstacles(LEARNING, self.allowed)
+
+    @property
+    def chosen(self) -> list[Change]:
+        """What was changed by hand; the rest follows from it."""
+        return [change for change in self.declared if not change.is_consequence]
 
     @property
     def exit_code(self) -> int:
-        if self.obstacles:
+        if not self.effects:
             return NOT_COMPARABLE
         endpoint = self.effects[0].verdict
         return DIFFERENT if endpoint is not None and endpoint.is_different else INDISTINGUISHABLE
@@ -55,13 +65,20 @@ class Comparison(NamedTuple):
         that should be the same are not."""
         codes = [pair.exit_code for pair in self.pairs]
         if not codes:
-            return DIFFERENT if any(parting.cause != "nothing" for *_, parting in self.partings) else INDISTINGUISHABLE
+            return DIFFERENT if any(not parting.is_same for *_, parting in self.partings) else INDISTINGUISHABLE
         return NOT_COMPARABLE if NOT_COMPARABLE in codes else min(codes)
 
 
-def compare_runs(folders: Sequence[RunFolder], allowed: tuple[str, ...] = (), delta: float | None = None) -> Comparison:
-    """Compares runs from their folders alone. Raises UserError for what is no comparison, LabError for a folder that
-    cannot be read."""
+def compare_runs(
+    folders: Sequence[RunFolder],
+    allowed: tuple[str, ...] = (),
+    question: Question | None = None,
+    runs_dir: Path | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Compares runs from their folders alone; noise floors are looked for in `runs_dir`. `names` calls an arm by the id
+    of its first run. Raises UserError for what is
+    no comparison, LabError for a folder that cannot be read."""
     paths = [folder.path.resolve() for folder in folders]
     if len(set(paths)) < len(paths):
         twice = next(folder for folder in folders if paths.count(folder.path.resolve()) > 1)
@@ -70,8 +87,8 @@ def compare_runs(folders: Sequence[RunFolder], allowed: tuple[str, ...] = (), de
         raise UserError("compare: needs at least two runs; `runs` lists them")
     if len(folders) > MOST_RUNS:
         raise UserError(f"compare: {len(folders)} runs are too many; at most {MOST_RUNS}")
-    arms = group([read_run(folder) for folder in folders])
-    pairs = [compare_arms(arms[0], other, allowed, delta) for other in arms[1:]]
+    arms = group([read_run(folder) for folder in folders], names or {})
+    pairs = [compare_arms(arms[0], other, allowed, question or Question(), runs_dir) for other in arms[1:]]
     partings = [
         (one, other, find_parting(one, other))
         for arm in arms
@@ -83,29 +100,33 @@ def compare_runs(folders: Sequence[RunFolder], allowed: tuple[str, ...] = (), de
 
 
 def read_run(folder: RunFolder) -> Run:
-    """A run from its folder. Raises LabError if what a comparison needs is missing or damaged."""
+    """A run from its folder. Raises LabError if its config is missing or damaged."""
     found = gather(folder)
     try:
-        return as_run(found)
+        return as_run(found, folder)
     except (KeyError, TypeError, AttributeError) as error:
         damage = "; ".join(f"{one.file}: {one.message}" for one in found.damage[:3]) or f"{CONFIG}: {error} is missing"
         raise LabError(f"{folder.path}: cannot be compared: {damage}") from error
 
 
-def compare_arms(first: Arm, second: Arm, allowed: tuple[str, ...], delta: float | None) -> Pair:
+def compare_arms(
+    first: Arm, second: Arm, allowed: tuple[str, ...], question: Question, runs_dir: Path | None
+) -> Pair:  # fmt: skip
     """Two arms."""
     declared = changes(first, second)
     judged = judge(first, second, declared)
-    obstacles = judged.obstacles("learning", allowed)
-    found = [] if obstacles else effects(first, second, judged.is_paired, delta)
-    stands_against_speed = judged.obstacles("speed", allowed)
-    if stands_against_speed:
-        names = ", ".join(aspect.name for aspect in stands_against_speed)
-        why = f"not compared: {names} differ"
-        found = [
-            effect._replace(verdict=None, reason=why) if effect.matters_for == "speed" else effect for effect in found
-        ]
-    return Pair(first, second, declared, judged, found, allowed)
+    if judged.obstacles(LEARNING, allowed):
+        return Pair(first, second, declared, judged, [], allowed)
+    remark = ""
+    if len(first.runs) == len(second.runs) == 1 and runs_dir is not None:
+        floor = find_floor(runs_dir, first.runs[0])
+        question, remark = question._replace(floor=floor.values if floor else None), floor.remark if floor else ""
+    found = effects(first, second, judged.is_paired, question)
+    against_speed = judged.obstacles(SPEED, allowed)
+    if against_speed:
+        why = f"not compared: {', '.join(aspect.name for aspect in against_speed)} differ"
+        found = [one._replace(verdict=None, reason=why) if one.matters_for == SPEED else one for one in found]
+    return Pair(first, second, declared, judged, found, allowed, remark)
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -123,6 +144,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 "is_paired": pair.judged.is_paired,
                 "is_comparable": not pair.obstacles,
                 "allowed": list(pair.allowed),
+                "remark": pair.remark,
                 "effects": [
                     {**effect._asdict(), "verdict": effect.verdict._asdict() if effect.verdict else None}
                     for effect in pair.effects
@@ -135,68 +157,3 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         ],
         "exit_code": comparison.exit_code,
     }
-
-
-def in_lines(comparison: Comparison) -> list[str]:
-    """The comparison for people."""
-    lines = ["Arms"]
-    for arm in comparison.arms:
-        runs = ", ".join(run.id for run in arm.runs[:6]) + (f", … {len(arm.runs)} in all" if len(arm.runs) > 6 else "")
-        lines.append(f"  {arm.name}  {arm.title}: {runs}")
-    for pair in comparison.pairs:
-        lines += ["", *lines_of(pair)]
-    for one, other, parting in comparison.partings:
-        lines += ["", f"{one.id} and {other.id} have the same config and seeds: {parting.detail}"]
-        if parting.cause != "nothing":
-            lines.append(f"  they part at update {parting.update}, by {parting.cause}")
-    if not comparison.pairs and not comparison.partings:
-        lines += [
-            "",
-            "One config with different seeds: repetitions, and nothing to compare. Name runs of another config.",
-        ]
-    return lines
-
-
-def lines_of(pair: Pair) -> list[str]:
-    """Two arms for people."""
-    chosen = [change for change in pair.declared if not change.is_consequence]
-    follows = [change for change in pair.declared if change.is_consequence]
-    lines = [f"{pair.first.name} → {pair.second.name}"]
-    if pair.obstacles:
-        lines.append("  NOT COMPARABLE")
-        for aspect in pair.obstacles:
-            lines += [f"    {aspect.name}: {aspect.detail}", f"      {aspect.advice}"]
-    elif len(chosen) == 1:
-        lines.append(f"  controlled: one change, {chosen[0]}")
-    else:
-        lines.append(f"  {len(chosen)} changes at once: what did it, cannot be told apart")
-    if pair.obstacles or len(chosen) != 1:
-        lines += [f"    {change}" for change in chosen[:12]]
-    lines += [f"    follows from it: {change}" for change in follows]
-    if pair.allowed:
-        lines.append(f"  ALLOWED BY HAND: {', '.join(pair.allowed)}: the comparison is not controlled in this")
-    same = [aspect.name for aspect in pair.judged.aspects if aspect.is_same]
-    lines.append(f"  the same: {', '.join(dict.fromkeys(same))}")
-    for aspect in pair.judged.aspects:
-        if not aspect.is_same and aspect not in pair.obstacles:
-            lines.append(f"  differs: {aspect.name}: {aspect.detail}")
-    if pair.effects:
-        how = "in pairs of the same seed" if pair.judged.is_paired else "as two groups"
-        lines.append(f"  {len(pair.first.runs)} and {len(pair.second.runs)} runs, compared {how}")
-    for effect in pair.effects:
-        lines += lines_of_effect(effect)
-    return lines
-
-
-def lines_of_effect(effect: Effect) -> list[str]:
-    """One figure for people."""
-    if effect.verdict is None:
-        return [f"    {effect.name}: {effect.reason}"]
-    before, after = (sum(values) / len(values) for values in (effect.first, effect.second))
-    head = f"    {effect.name}: {number(before)} → {number(after)} {effect.unit}"
-    return [head, f"      {effect.verdict.sentence}"]
-
-
-def number(value: float) -> str:
-    """A figure as people read it."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4f}"

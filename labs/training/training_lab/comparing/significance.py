@@ -16,12 +16,18 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from scipy import optimize, stats
 
 CONFIDENCE = 0.95
 POWER = 0.8
 SIGN_FLIP_FROM = 6
 """From so many pairs on, the exact sign-flip test has to agree: below, it cannot reach 0.05."""
+SIGN_FLIP_TO = 14
+"""Up to so many pairs every way is tried."""
+BOOTSTRAP_FROM = 8
+"""From so many runs on, a bootstrap interval is shown beside Student's: of fewer it covers too little."""
+RESAMPLES = 9999
 FEW_RUNS = 200
 MOST_RUNS = 10_000
 EQUIVALENCE = 0.005
@@ -45,7 +51,8 @@ class Verdict(NamedTuple):
     """What the runs say about one figure."""
 
     word: str
-    """`better`, `worse`, `equivalent`, `indistinguishable`, `larger than seed noise`, `identical` or `one run each`."""
+    """`better`, `worse`, `equivalent`, `negligible`, `indistinguishable`, `larger than seed noise`, `identical` or `one
+    run each`."""
     difference: float
     interval: Interval | None
     """None where there are too few runs for one."""
@@ -55,6 +62,8 @@ class Verdict(NamedTuple):
     needed: int | None
     """Runs in each arm that would show a difference of the size that counts."""
     sentence: str
+    bootstrap: Interval | None = None
+    """The bias-corrected and accelerated bootstrap's, where there are runs enough for it."""
 
     @property
     def is_different(self) -> bool:
@@ -96,8 +105,13 @@ def prediction_interval(values: Sequence[float]) -> Interval:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """The share of all ways to flip the signs that give a mean at least as far from 0; exact."""
+    """The share of all ways to flip the signs that give a mean at least as far from 0; exact, and for very many pairs
+    that of many random ways (Phipson and Smyth 2010)."""
     total = abs(math.fsum(differences))
+    if len(differences) > SIGN_FLIP_TO:
+        ways = np.random.default_rng(0).choice([-1.0, 1.0], (RESAMPLES, len(differences)))
+        as_far = np.abs(ways @ np.array(differences)) >= total * (1 - 1e-12)
+        return float((as_far.sum() + 1) / (RESAMPLES + 1))
     flips = itertools.product((1, -1), repeat=len(differences))
     sums = [abs(math.fsum(sign * d for sign, d in zip(signs, differences, strict=True))) for signs in flips]
     return sum(found >= total * (1 - 1e-12) for found in sums) / len(sums)
@@ -134,6 +148,25 @@ def runs_needed(effect: float, is_paired: bool) -> int | None:
     return runs if runs <= MOST_RUNS else None
 
 
+def bootstrap_interval(first: Sequence[float], second: Sequence[float] | None = None) -> Interval | None:
+    """The bias-corrected and accelerated bootstrap's interval of a mean, or of a difference of means (Efron 1987); None
+    for fewer values than it is good for, or all the same."""
+    samples = [np.array(values) for values in (first, second) if values is not None]
+    if min(map(len, samples)) < BOOTSTRAP_FROM or any(np.ptp(values) == 0 for values in samples):
+        return None
+
+    def difference(*parts: np.ndarray, axis: int = -1) -> np.ndarray:
+        means = [np.mean(part, axis=axis) for part in parts]
+        found: np.ndarray = means[0] if len(means) == 1 else means[1] - means[0]
+        return found
+
+    found = stats.bootstrap(
+        samples, difference, vectorized=True, method="BCa", n_resamples=RESAMPLES, confidence_level=CONFIDENCE,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return Interval(float(found.confidence_interval.low), float(found.confidence_interval.high))
+
+
 def compare_values(
     first: Sequence[float],
     second: Sequence[float],
@@ -141,34 +174,57 @@ def compare_values(
     is_paired: bool,
     lower_is_better: bool,
     delta: float | None = None,
+    is_practical: bool = False,
+    floor: Sequence[float] | None = None,
 ) -> Verdict:
-    """The verdict on one figure of two arms. `delta` is the smallest difference that matters (half a percent).
+    """The verdict on one figure of two arms.
 
-    Pairs are given in the same order. Raises ValueError for an arm without runs.
+    `delta` is the smallest difference that matters (half a percent); with `is_practical` a smaller one is never called
+    better or worse. `floor` is what repetitions of the first arm gave, for arms of one run each. Pairs are given in the
+    same order. Raises ValueError for an arm without runs.
     """
     if not first or not second:
         raise ValueError("an arm has no runs")
     difference = statistics.fmean(second) - statistics.fmean(first)
     delta = abs(statistics.fmean(first)) * EQUIVALENCE if delta is None else delta
+    least = delta if is_practical else 0.0
     if len({*first, *second}) == 1:
         return Verdict(
             "identical", 0.0, Interval(0.0, 0.0), "every run is the same", None, None, "identical in every run"
         )
     if len(first) == len(second) == 1:
-        sentence = f"Δ = {difference:+.4g} between one run and one run: how much of it is noise, nobody can tell"
-        return Verdict("one run each", difference, None, "none", None, None, sentence)
+        return of_two_runs(first[0], second[0], floor)
     if min(len(first), len(second)) == 1:
         return against_spread(first, second, difference)
     if is_paired:
-        return of_pairs([b - a for a, b in zip(first, second, strict=True)], lower_is_better, delta)
+        return of_pairs([b - a for a, b in zip(first, second, strict=True)], lower_is_better, delta, least)
     spread = math.sqrt((statistics.variance(first) + statistics.variance(second)) / 2)
     runs = min(len(first), len(second))
     smallest, needed = detectable(spread, runs, delta, is_paired=False)
     interval = welch_interval(first, second)
-    word = judge(interval, delta, lower_is_better)
+    word = judge(interval, delta, lower_is_better, least)
     numbers = f"{len(first)}+{len(second)}"
-    sentence = in_words(word, difference, interval, spread, numbers, smallest, needed, delta)
-    return Verdict(word, difference, interval, "Welch's t", smallest, needed, sentence)
+    bootstrap = bootstrap_interval(first, second)
+    sentence = in_words(word, difference, interval, spread, numbers, smallest, needed, delta, bootstrap)
+    return Verdict(word, difference, interval, "Welch's t", smallest, needed, sentence, bootstrap)
+
+
+def of_two_runs(first: float, second: float, floor: Sequence[float] | None) -> Verdict:
+    """One run each: nothing can be told, but against a noise floor that was measured before, whether the difference is
+    larger than that of two of its runs would be."""
+    difference = second - first
+    if floor is None or len(floor) < 2:
+        sentence = f"Δ = {difference:+.4g} between one run and one run: how much of it is noise, nobody can tell"
+        return Verdict("one run each", difference, None, "none", None, None, sentence)
+    spread = statistics.stdev(floor)
+    half = half_width(spread * math.sqrt(2), len(floor) - 1)
+    interval = Interval(difference - half, difference + half)
+    word = "indistinguishable" if interval.holds(0.0) else "larger than seed noise"
+    sentence = (
+        f"{word}: Δ = {difference:+.4g}; two runs that differ in the seed alone are within {half:.4g} of each other "
+        f"(95 %, noise floor of {len(floor)} seeds, s = {spread:.3g})"
+    )
+    return Verdict(word, difference, interval, "noise floor", half, None, sentence)
 
 
 def against_spread(first: Sequence[float], second: Sequence[float], difference: float) -> Verdict:
@@ -185,19 +241,34 @@ def against_spread(first: Sequence[float], second: Sequence[float], difference: 
     return Verdict(word, difference, around, "prediction interval", None, None, sentence)
 
 
-def of_pairs(differences: Sequence[float], lower_is_better: bool, delta: float) -> Verdict:
+def of_pairs(differences: Sequence[float], lower_is_better: bool, delta: float, least: float = 0.0) -> Verdict:
     """The verdict on differences of runs that belong together."""
     runs, difference = len(differences), statistics.fmean(differences)
     spread, interval = statistics.stdev(differences), mean_interval(differences)
     smallest, needed = detectable(spread, runs, delta, is_paired=True)
-    word, method = judge(interval, delta, lower_is_better), "t of the pairs"
+    word, method = judge(interval, delta, lower_is_better, least), "t of the pairs"
     if runs >= SIGN_FLIP_FROM:
         chance = sign_flip_p(differences)
         method = f"t of the pairs, and exact sign flips (p = {chance:.3g})"
         if word in DIFFERENT and chance > 1 - CONFIDENCE:
             word = "indistinguishable"
-    sentence = in_words(word, difference, interval, spread, f"{runs} pairs", smallest, needed, delta)
-    return Verdict(word, difference, interval, method, smallest, needed, sentence)
+    bootstrap = bootstrap_interval(differences)
+    sentence = in_words(word, difference, interval, spread, f"{runs} pairs", smallest, needed, delta, bootstrap)
+    return Verdict(word, difference, interval, method, smallest, needed, sentence, bootstrap)
+
+
+def compare_divergence(first: Sequence[bool], second: Sequence[bool]) -> Verdict:
+    """The verdict on how many runs of each arm diverged: Fisher's exact test."""
+    counts = [sum(first), sum(second)]
+    table = [[count, len(arm) - count] for count, arm in zip(counts, (first, second), strict=True)]
+    chance = float(stats.fisher_exact(table).pvalue)
+    shares = [count / len(arm) for count, arm in zip(counts, (first, second), strict=True)]
+    word = "indistinguishable" if chance > 1 - CONFIDENCE else "worse" if shares[1] > shares[0] else "better"
+    sentence = (
+        f"{word}: {counts[0]} of {len(first)} runs diverged before the change, {counts[1]} of {len(second)} with it "
+        f"(Fisher's exact p = {chance:.2g})"
+    )
+    return Verdict(word, shares[1] - shares[0], None, "Fisher's exact test", None, None, sentence)
 
 
 def detectable(spread: float, runs: int, delta: float, is_paired: bool) -> tuple[float | None, int | None]:
@@ -207,25 +278,31 @@ def detectable(spread: float, runs: int, delta: float, is_paired: bool) -> tuple
     return smallest_effect(runs, is_paired) * spread, runs_needed(delta / spread, is_paired)
 
 
-def judge(interval: Interval, delta: float, lower_is_better: bool) -> str:
+def judge(interval: Interval, delta: float, lower_is_better: bool, least: float = 0.0) -> str:
     """The word for an interval. Within ±δ it is equivalent even if it leaves 0 out: a difference that is surely there,
-    and surely too small to matter."""
+    and surely too small to matter. One whose middle is below `least` is negligible."""
     if -delta < interval.low and interval.high < delta:
         return "equivalent"
     if interval.holds(0.0):
         return "indistinguishable"
+    if abs(interval.low + interval.high) / 2 < least:
+        return "negligible"
     return "better" if (interval.high < 0) == lower_is_better else "worse"
 
 
 def in_words(
     word: str, difference: float, interval: Interval, spread: float, numbers: str, smallest: float | None,
-    needed: int | None, delta: float,
+    needed: int | None, delta: float, bootstrap: Interval | None = None,
 ) -> str:  # fmt: skip
     """The verdict as a sentence that a person can quote."""
     between = f"95 % CI [{interval.low:+.4g}, {interval.high:+.4g}]"
+    if bootstrap:
+        between += f" (BCa bootstrap [{bootstrap.low:+.4g}, {bootstrap.high:+.4g}])"
     figures = f"Δ = {difference:+.4g}, {between}, noise s = {spread:.3g}, n = {numbers}"
     if word == "equivalent":
         return f"equivalent within ±{delta:.3g}: {figures}"
+    if word == "negligible":
+        return f"there, and smaller than what matters, {delta:.3g}: {figures}"
     if word != "indistinguishable":
         return f"{word}: {figures}"
     could = f"; the smallest difference that these could have shown (80 % power): {smallest:.3g}" if smallest else ""

@@ -80,6 +80,8 @@ class UpdateData:
     micro_batches: list[Batch]
     sha256: str
     """The hash of the whole, however it is split and padded."""
+    attended: np.ndarray
+    """The lengths of the stretches within which tokens attend: pieces, or rows where pieces are joined."""
 
     @property
     def num_target_tokens(self) -> int:
@@ -87,9 +89,10 @@ class UpdateData:
 
 
 def make_update_data(
-    stream: TokenStream, layout: Layout, update: int, micro_batches: int, max_pieces: int
+    stream: TokenStream, layout: Layout, update: int, micro_batches: int, max_pieces: int, is_isolated: bool = True
 ) -> UpdateData:
-    """The micro-batches of update 1, 2, ..., all with `max_pieces` pieces: a pure function of the update's number."""
+    """The micro-batches of update 1, 2, ..., all with `max_pieces` pieces: a pure function of the update's number.
+    Without isolation the pieces of a row are one to the model."""
     pieces = layout.pieces_of_update(update)
     whole = make_batch(stream, pieces)
     parts, batches = [], []
@@ -98,8 +101,23 @@ def make_update_data(
         part = pieces.part(first, last)
         num_tokens = most_rows * layout.row_tokens if layout.row_tokens else int(part.lengths.sum())
         parts.append(part)
-        batches.append(pad(cut_out(whole, first, last), num_tokens, max_pieces, layout.row_tokens or num_tokens))
-    return UpdateData(pieces, parts, batches, whole.sha256())
+        batch = cut_out(whole, first, last)
+        batch = batch if is_isolated else join_rows(batch, part)
+        batches.append(pad(batch, num_tokens, max_pieces, layout.row_tokens or num_tokens))
+    if is_isolated:
+        return UpdateData(pieces, parts, batches, whole.sha256(), pieces.lengths)
+    joined = join_rows(whole, pieces)
+    return UpdateData(pieces, parts, batches, joined.sha256(), np.diff(joined.cu_seqlens))
+
+
+def join_rows(batch: Batch, pieces: Pieces) -> Batch:
+    """The batch with each row as one piece: positions go on through it, and all of it is attended to. Labels stay."""
+    lengths = np.bincount(pieces.rows - pieces.rows[0], weights=pieces.lengths).astype(np.int64)
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
+    positions = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths)
+    return dataclasses.replace(
+        batch, positions_T=torch.from_numpy(positions), cu_seqlens=tuple(cu_seqlens.tolist())
+    )  # fmt: skip
 
 
 def cut_out(batch: Batch, first: int, last: int) -> Batch:

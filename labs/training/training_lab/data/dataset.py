@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,17 @@ class ValidationSet:
     def num_target_tokens(self) -> int:
         return int(self.pieces.num_targets.sum())
 
+    def describe_text(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """What the set is, whatever its tokens: the bytes of text that have a label, for losses in bits a byte, which
+        mean the same for other tokenizers if the texts have the same hash."""
+        end = self.stream.end_of_text.token if self.stream.end_of_text.size else None
+        spans = [np.arange(s, s + n + 1) for s, n in zip(self.pieces.starts, self.pieces.num_targets, strict=True)]
+        targets = self.stream.take(np.concatenate([span[1:] for span in spans])).tolist()
+        covered = self.stream.take(np.unique(np.concatenate(spans))).tolist()
+        bytes_of = {token: b"" if token == end else tokenizer.token_bytes(token) for token in {*targets, *covered}}
+        text = hashlib.sha256(b"".join(bytes_of[token] for token in covered))
+        return {"target_bytes": sum(len(bytes_of[token]) for token in targets), "text_sha256": text.hexdigest()}
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -66,8 +78,9 @@ class Dataset:
 
     def update_data(self, update: int) -> UpdateData:
         """What update 1, 2, ... is computed on; any of them, in any order, from any thread, always the same."""
-        micro_batches = self.config.batch.micro_batches
-        return make_update_data(self.train, self.layout, update, micro_batches, self.max_pieces)
+        batch = self.config.batch
+        is_isolated = batch.isolation or batch.layout != "packs"
+        return make_update_data(self.train, self.layout, update, batch.micro_batches, self.max_pieces, is_isolated)
 
     def sampler_state(self, update: int) -> dict[str, Any]:
         """What a checkpoint after an update says of the data: the plan, and one integer."""
@@ -149,6 +162,7 @@ def prepare_dataset(config: Config, progress: Progress | None = None, options: B
             "identity": validation.identity,
             "pieces": len(validation.pieces.lengths),
             "target_tokens": validation.num_target_tokens,
+            **validation.describe_text(cache.tokenizer),
         },
     }
     max_pieces = layout.max_pieces(config.train.updates, config.batch.micro_batches)

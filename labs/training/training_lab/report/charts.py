@@ -49,7 +49,7 @@ class Key(NamedTuple):
     label: str
     colour: str
     kind: str
-    """`line`, `thin`, `dashed`, `dot`, `area` or `bar`."""
+    """`line`, `thin`, `dashed`, `dot`, `tick`, `area` or `bar`."""
 
 
 class Chart(NamedTuple):

@@ -284,8 +284,10 @@ def swatch(key: Key) -> Html:
         "dashed": '<path d="M1 6h20" stroke-width="1.6" stroke-dasharray="5 3"/>',
         "area": '<path d="M1 1h20v10H1z" stroke="none" opacity=".35"/>',
         "bar": '<path d="M5 0h12v12H5z" stroke="none"/>',
+        "dot": '<circle cx="11" cy="6" r="4" stroke="none" opacity=".6"/>',
+        "tick": '<path d="M11 0v12" stroke-width="2"/>',
     }
-    fill, stroke = (key.colour, "none") if key.kind in ("area", "bar") else ("none", key.colour)
+    fill, stroke = (key.colour, "none") if key.kind in ("area", "bar", "dot") else ("none", key.colour)
     return Html(
         f'<svg class="swatch" viewBox="0 0 22 12" width="22" height="12" aria-hidden="true" fill="{fill}" '
         f'stroke="{stroke}">{shapes[key.kind]}</svg>'

@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from typing import Any
@@ -42,16 +43,21 @@ def make_page(contents: dict[str, Any]) -> str:
         sections_record.again(contents),
         id="main",
     )
+    body = [
+        sections.head(contents),
+        navigation(CONTENTS),
+        main,
+        footer("Made from the run's folder alone.", "report.json"),
+    ]
+    return document(f"{shown(contents['run'])} – report", body, list(charts.values()), axes_of(contents))
+
+
+def document(title: str, body: list[Html], charts: list[Chart], axes: dict[str, str]) -> str:
+    """The whole file. `axes` are the horizontal axes that curves can have, in words."""
     scripts = [chart_library(), package_text("page.js")] if charts else []
-    return document(contents, [sections.head(contents), navigation(), main, footer()], list(charts.values()), scripts)
-
-
-def document(contents: dict[str, Any], body: list[Html], charts: list[Chart], scripts: list[str]) -> str:
-    """The whole file."""
-    title = f"{shown(contents['run'])} – report"
-    skip = tag("a", "Skip to the report", href="#main", class_="skip")
+    skip = tag("a", "Skip to the contents", href="#main", class_="skip")
     data = (
-        Html(f'<script type="application/json" id="charts">{json_for_script(contents, charts)}</script>')
+        Html(f'<script type="application/json" id="charts">{json_for_script(axes, charts)}</script>')
         if scripts
         else None
     )
@@ -73,9 +79,9 @@ def policy(scripts: list[str]) -> str:
     return f"default-src 'none'; {script}style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-def json_for_script(contents: dict[str, Any], charts: list[Chart]) -> str:
+def json_for_script(axes: dict[str, str], charts: list[Chart]) -> str:
     """The charts as JSON that ends no script element: `<`, `>`, `&` and all beyond ASCII are escaped."""
-    pictures = {"config": CONFIG, "axes": axes_of(contents), "charts": pictures_for_page(charts)}
+    pictures = {"config": CONFIG, "axes": axes, "charts": pictures_for_page(charts)}
     text = json.dumps(pictures, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -95,14 +101,12 @@ def package_text(name: str) -> str:
     return resources.files("training_lab.report").joinpath(name).read_text("utf-8")
 
 
-def navigation() -> Html:
+def navigation(parts: Sequence[tuple[str, str]]) -> Html:
     """The parts of the page."""
-    items = [tag("li", tag("a", title, href=f"#{name}")) for name, title in CONTENTS]
+    items = [tag("li", tag("a", title, href=f"#{name}")) for name, title in parts]
     return tag("nav", tag("ol", *items), aria_label="Contents")
 
 
-def footer() -> Html:
-    """What the page is made from."""
-    return tag(
-        "footer", tag("p", "Made from the run's folder alone. Every number in full: report.json, beside this page.")
-    )
+def footer(text: str, numbers: str = "") -> Html:
+    """What the page is made from, and the file beside it that has its numbers."""
+    return tag("footer", tag("p", f"{text} Every number in full: {numbers}, beside this page." if numbers else text))
