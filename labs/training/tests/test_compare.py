@@ -170,6 +170,13 @@ def test_a_run_whose_code_is_unknown_is_said() -> None:
     assert details["code"] == "it is not known for b"
 
 
+def test_a_setting_that_an_earlier_version_did_not_have_is_no_change() -> None:
+    first, second = make_run("a"), make_run("b", lr=1e-3)
+    change(first, record.CONFIG, "values checkpoint restore", None)
+    close(first)
+    assert [one.key for one in pair_of(first, second).chosen] == ["optimizer.max_lr"]
+
+
 # --- other tokenizers ---
 
 

@@ -16,11 +16,13 @@ from tiny import TINY, run, start
 
 from training_lab import record
 from training_lab.config_files import EXPERIMENTS
-from training_lab.errors import UserError
+from training_lab.errors import LabError, UserError
+from training_lab.progress import NoProgress
 from training_lab.record import RunFolder, list_runs
 from training_lab.resolve import resolve_config
+from training_lab.studying import making
 from training_lab.studying.declaration import STUDIES, read_study
-from training_lab.studying.making import Budget, Where, remote_command
+from training_lab.studying.making import Budget, Where, make_runs, remote_command
 from training_lab.studying.planned import Planned, describe_here, find_place, interleaved
 from training_lab.studying.study import plan_runs
 
@@ -179,7 +181,7 @@ def test_what_was_declared_cannot_be_changed_but_for_more_seeds() -> None:
 def test_a_budget_begins_no_run_that_it_has_no_room_for() -> None:
     write(budget={"hours": 1e-6})
     done = study(expect=4)
-    assert "budget.hours" in done.stdout
+    assert "budget.hours = 1e-06: " in done.stdout
     assert sum(one["state"] == "missing" for one in said()["runs"]) >= 3
 
 
@@ -278,6 +280,31 @@ def test_a_rented_machine_gets_what_is_left_of_the_money() -> None:
     assert "remote.max_usd=2.0" in remote_command(planned, RunFolder(RUNS / "x"), where, budget)
     budget.spent_usd = 6.0
     assert "budget.usd = 6" in budget.exhausted()
+
+
+def test_a_machine_that_may_still_cost_money_ends_the_study_and_a_failed_one_begins_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = [
+        Planned("low", seed, f"question-low-s{seed}", Path("tiny.json"), (), resolve_config("tiny.json"))
+        for seed in (1, 2, 3)
+    ]
+    codes = [30]
+    calls: list[list[str]] = []
+
+    def ended(command: list[str], *_: object) -> tuple[int, str]:
+        calls.append(command)
+        return codes[-1], "ended so"
+
+    monkeypatch.setattr(making, "run_command", ended)
+    with pytest.raises(LabError, match="may still cost money"):
+        make_runs(plan, Where(RUNS, "runpod", usd=5.0), NoProgress(), print)
+    assert len(calls) == 1
+    codes.append(10)
+    made = make_runs(plan, Where(RUNS, "runpod", usd=5.0), NoProgress(), print)
+    assert len(calls) == 2
+    assert ["the next machine would cost money" in one.message for one in made] == [False, True, True]
+    assert not any(one.is_outcome for one in made)
 
 
 def test_a_study_elsewhere_comes_home_through_the_runner() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from training_lab.config import fields_by_key
 from training_lab.record import RunFolder
 from training_lab.report.gather import Gathered
+from training_lab.settings import Derived
 
 SEEDS = ("train.seed", "data.order_seed")
 UNCOMPARED = (
@@ -15,6 +17,8 @@ UNCOMPARED = (
 )  # fmt: skip
 """Settings that change nothing that is compared: words, mirrors, the machine's name, what is saved and where."""
 DERIVED = "derived: "
+DEFAULTS = {key: one.default for key, one in fields_by_key().items() if not isinstance(one.default, Derived)}
+"""What a setting was that an earlier version did not have yet."""
 
 
 class Run(NamedTuple):
@@ -69,7 +73,7 @@ def as_run(found: Gathered, folder: RunFolder | None = None) -> Run:
     config = found["config.json"]
     origins = config["origins"]
     derived = frozenset(key for key, origin in origins.items() if str(origin).startswith(DERIVED))
-    return Run(found.run_id, found, dict(flatten(config["values"])), derived, folder)
+    return Run(found.run_id, found, {**DEFAULTS, **dict(flatten(config["values"]))}, derived, folder)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -50,11 +50,9 @@ def write_page(comparison: Comparison, path: Path, title: str, question: str = "
     write_atomically(path, page.encode("utf-8"))
 
 
-def write_pictures(comparison: Comparison, folder: Path) -> list[Path]:
-    """Writes the charts as SVG files that stand alone."""
-    written = []
-    for name, chart in make_charts(comparison).items():
-        path = folder / f"{name}.svg"
-        write_atomically(path, standing_alone(chart).encode("utf-8"))
-        written.append(path)
-    return written
+def write_pictures(comparison: Comparison, folder: Path) -> list[str]:
+    """Writes the charts as SVG files that stand alone, and gives their names."""
+    charts = make_charts(comparison)
+    for name, chart in charts.items():
+        write_atomically(folder / f"{name}.svg", standing_alone(chart).encode("utf-8"))
+    return [f"{name}.svg" for name in charts]

@@ -21,6 +21,8 @@ from training_lab.record import RunFolder, list_runs
 from training_lab.studying.planned import OUTCOMES, Planned, describe_here, find_place, state_of
 
 INTERRUPTED = (130, 143, -2, -15)
+MAY_STILL_BILL = 30
+"""The runner's exit code."""
 REMOTE_RECORD, REMOTE_LOG = "remote.json", "remote-log.txt"
 
 
@@ -91,15 +93,15 @@ def make_runs(plan: list[Planned], where: Where, show: Progress, say: Callable[[
         message = ""
         if not is_reused and not why_not:
             why_not = budget.exhausted()
-            if why_not:
-                say(f"stopped: {why_not}")
         if not is_reused and not why_not:
             started = time.monotonic()
             message = make(planned, folder, where, budget, show, title)
+            if message and where.is_elsewhere:
+                why_not = "a run elsewhere failed, and the next machine would cost money, too"
             budget.longest_s = max(budget.longest_s, time.monotonic() - started)
             budget.spent_usd += cost_of(folder)
             state = state_of(folder)
-        made.append(Made(planned, folder, state, is_reused, message))
+        made.append(Made(planned, folder, state, is_reused, message or (why_not if state not in OUTCOMES else "")))
         say(f"{title}: {described(made[-1])}")
     return made
 
@@ -124,12 +126,17 @@ def last_loss(folder: RunFolder) -> float | None:
 def make(planned: Planned, folder: RunFolder, where: Where, budget: Budget, show: Progress, title: str) -> str:
     """Makes one run, or goes on with it. Returns what went wrong, in a line; raises Stopped for Ctrl-C."""
     if where.is_elsewhere:
-        message = run_command(remote_command(planned, folder, where, budget), show, title)
-        return f"{message}; see {folder.file(REMOTE_LOG)}" if message else ""
+        code, message = run_command(remote_command(planned, folder, where, budget), show, title)
+        if code == MAY_STILL_BILL:
+            raise LabError(
+                f"{folder.path}: its machine may still cost money ({message}); see to it with `ls`, `monitor`, "
+                "`terminate`, then start the study again"
+            )
+        return f"{message}; see {folder.file(REMOTE_LOG)}" if code else ""
     stop = ["--stop-after", str(planned.stop_after)] if planned.stop_after and state_of(folder) == "missing" else []
-    message = run_command([*train_command(planned, folder), *stop], show, title)
-    if stop and not message:
-        message = run_command(train_command(planned, folder), show, title)
+    code, message = run_command([*train_command(planned, folder), *stop], show, title)
+    if stop and not code:
+        _, message = run_command(train_command(planned, folder), show, title)
     return message
 
 
@@ -151,8 +158,9 @@ def remote_command(planned: Planned, folder: RunFolder, where: Where, budget: Bu
     return ["runpod", "--config", str(planned.config), *sets, "--output", str(folder.path), "--json"]
 
 
-def run_command(command: list[str], show: Progress, title: str) -> str:
-    """Runs a command of the lab to its end, and shows how far it is. Returns its last error, empty if it has none."""
+def run_command(command: list[str], show: Progress, title: str) -> tuple[int, str]:
+    """Runs a command of the lab to its end, and shows how far it is. Returns exit code and last error, empty if it has
+    none."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     words = [sys.executable, "-m", "training_lab", *command]
     with started(words, environment) as process:
@@ -167,9 +175,10 @@ def run_command(command: list[str], show: Progress, title: str) -> str:
     if process.returncode in INTERRUPTED:
         raise Stopped
     if not process.returncode:
-        return ""
+        return 0, ""
     errors = process.errors.strip().splitlines()
-    return errors[-1].removeprefix("error: ") if errors else f"exit code {process.returncode}"
+    message = errors[-1].removeprefix("error: ") if errors else f"exit code {process.returncode}"
+    return process.returncode, message
 
 
 class Process(subprocess.Popen[str]):

@@ -23,9 +23,10 @@ FIGURES = {"loss": ("loss", ".4f"), "val_loss": ("validation loss", ".4f"), "lr"
 
 
 def make_notes(
-    study: Study, declared: dict[str, Any], made: Sequence[Made], comparison: Comparison | None, remark: str, path: Path
-) -> str:
-    """The text. What stands under Interpretation in the file that is there stays."""
+    study: Study, declared: dict[str, Any], made: Sequence[Made], comparison: Comparison | None, remark: str,
+    pictures: Sequence[str], path: Path,
+) -> str:  # fmt: skip
+    """The text. `pictures` are files beside it. What stands under Interpretation in the file that is there stays."""
     parts = [
         f"# {study.name}",
         f"## Question\n\n{study.question}",
@@ -34,6 +35,7 @@ def make_notes(
         f"## Runs\n\n{runs_table(made)}",
         f"## On the way\n\nMeans over the seeds of each arm.\n\n{milestones_table(study, made)}",
         f"## Verdict\n\n{verdict(comparison, remark)}",
+        *([f"## Pictures\n\n{images(pictures)}"] if pictures else []),
         f"{INTERPRETATION}\n\n{interpretation(path)}",
     ]
     return "\n\n".join(parts) + "\n"
@@ -125,6 +127,11 @@ def verdict(comparison: Comparison | None, remark: str) -> str:
     for one, other, parting in comparison.partings:
         parts.append(f"`{one.id}` and `{other.id}` have the same config and seed: {parting.detail}.")
     return "\n\n".join(parts) or "One arm: there is nothing to compare; the table above is the result."
+
+
+def images(pictures: Sequence[str]) -> str:
+    """The charts."""
+    return "\n\n".join(f"![{Path(name).stem.replace('-', ' ')}]({name})" for name in pictures)
 
 
 def interpretation(path: Path) -> str:

@@ -151,7 +151,7 @@ def write_result(
     """Compares what is there, and writes the study's folder."""
     order = [arm.name for arm in study.arms]
     there = sorted((one for one in made if one.state != "missing"), key=lambda one: order.index(one.planned.arm))
-    comparison, remark = None, "fewer than two runs are there"
+    comparison, remark, pictures = None, "fewer than two runs are there", []
     if len(there) >= 2:
         names = {one.folder.run_id: one.planned.arm for one in there}
         try:
@@ -161,14 +161,14 @@ def write_result(
             remark = str(error)
     if comparison is not None:
         write_page(comparison, folder / PAGE, f"Study: {study.name}", study.question)
-        write_pictures(comparison, folder)
+        pictures = write_pictures(comparison, folder)
     runs = [
         {"arm": one.planned.arm, "seed": one.planned.seed, "run": one.folder.run_id, "state": one.state,
          "is_reused": one.is_reused, "message": one.message}
         for one in made
     ]  # fmt: skip
     result = Result(folder, made, comparison, remark)
-    notes = make_notes(study, declared, result.made, comparison, remark, folder / NOTES)
+    notes = make_notes(study, declared, result.made, comparison, remark, pictures, folder / NOTES)
     write_atomically(folder / NOTES, notes.encode("utf-8"))
     exit_code = comparison.exit_code if comparison is not None else None
     whole = {**declared, "runs": runs, "is_complete": result.is_complete, "exit_code": exit_code, "remark": remark,
