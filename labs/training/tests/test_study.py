@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_folders import Recipe, write_run
 from tiny import TINY, run, start
 
 from training_lab import record
@@ -23,8 +25,10 @@ from training_lab.resolve import resolve_config
 from training_lab.studying import making
 from training_lab.studying.declaration import STUDIES, read_study
 from training_lab.studying.making import Budget, Where, make_runs, remote_command
-from training_lab.studying.planned import Planned, describe_here, find_place, interleaved
-from training_lab.studying.study import plan_runs
+from training_lab.studying.noise import plan_run
+from training_lab.studying.notes import declaration
+from training_lab.studying.planned import Here, Planned, find_place, interleaved
+from training_lab.studying.study import declare, plan_runs
 
 RUNS = Path(".runs")
 TEXT: dict[str, Any] = {
@@ -143,17 +147,6 @@ def test_a_stop_at_an_update_is_part_of_the_arm() -> None:
     assert same == [1, 2, 3, 4, 5, 6, 7], "the state is missing first in the step of update 7"
 
 
-def test_runs_of_other_code_or_config_are_not_taken_and_not_touched() -> None:
-    write(seeds=[1])
-    study()
-    for folder in list_runs(RUNS):
-        source = folder.read_json(record.SOURCE)
-        folder.write_json(record.SOURCE, {**source, "sha256": "0" * 64})
-    study()
-    assert {one["run"] for one in said()["runs"]} == {"question-low-s1-2", "question-high-s1-2"}
-    assert len(list_runs(RUNS)) == 4
-
-
 def test_a_run_that_fails_is_kept_and_ends_nothing() -> None:
     text = {"data": {"source": "files", "paths": ["not-there"]}}
     write(seeds=[1, 2], changes={"broken": text})
@@ -166,16 +159,23 @@ def test_a_run_that_fails_is_kept_and_ends_nothing() -> None:
 
 
 def test_what_was_declared_cannot_be_changed_but_for_more_seeds() -> None:
-    write(seeds=[1])
-    study()
-    write(seeds=[1], question="Another?")
-    assert "was declared on" in study(expect=2).stderr
-    write(seeds=[1], endpoint="seconds")
-    assert "with another endpoint" in study(expect=2).stderr
-    write(seeds=[1, 5])
-    study()
-    assert said()["seeds_added"][0]["seeds"] == [5]
-    assert "seeds added on" in (RUNS / "studies/question/notes.md").read_text("utf-8")
+    folder = RUNS / "studies/question"
+    first = declare(read_study(write(seeds=[1])), folder)
+    for changes, message in (
+        ({"question": "Another?"}, "with another question; give the new study a name of its own"),
+        ({"endpoint": "seconds"}, "with another endpoint"),
+        ({"changes": {}}, "with another arms"),
+    ):
+        with pytest.raises(UserError, match=f"was declared on {re.escape(first['declared_utc'])} {message}"):
+            declare(read_study(write(seeds=[1], **changes)), folder)
+    assert declare(read_study(write(seeds=[1])), folder) == first
+    more = read_study(write(seeds=[1, 5]))
+    declared = declare(more, folder)
+    assert declared["seeds_added"][0]["seeds"] == [5]
+    assert "seeds added on" in declaration(more, declared)
+    (folder / "study.json").write_text("{")
+    with pytest.raises(LabError, match="move the study's folder away"):
+        declare(more, folder)
 
 
 def test_a_budget_begins_no_run_that_it_has_no_room_for() -> None:
@@ -256,16 +256,28 @@ def test_arms_alternate_and_change_their_order() -> None:
     assert pairs == [("a", 1), ("b", 1), ("c", 1), ("c", 2), ("b", 2), ("a", 2)]
 
 
-def test_a_finished_run_of_the_same_config_stands_for_one_that_is_wanted() -> None:
-    assert run("train", "--config", "tiny.json", "--run-id", "earlier").returncode == 0
-    resolved = resolve_config("tiny.json")
+def test_a_finished_run_of_the_same_config_code_and_machine_stands_for_one_that_is_wanted() -> None:
+    earlier = write_run(Recipe("earlier"))
+    resolved = Recipe("earlier").resolved
     planned = Planned("low", 1, "question-low-s1", Path("tiny.json"), (), resolved)
-    here, others = describe_here(), list_runs(RUNS)
-    assert find_place(planned, RUNS, here, others=others).run_id == "earlier"
-    assert find_place(planned._replace(stop_after=3), RUNS, here, others=others).run_id == "question-low-s1"
-    assert find_place(planned._replace(is_repeat=True), RUNS, here, others=others).run_id == "question-low-s1"
-    elsewhere = here._replace(machine={**here.machine, "processor": "another"})
-    assert find_place(planned, RUNS, elsewhere, others=others).run_id == "question-low-s1"
+    source = earlier.read_json(record.SOURCE)["sha256"]
+    facts = earlier.read_json(record.ENVIRONMENT)["processes"][-1]
+    here = Here(source, {"processor": facts["processor"], "python": facts["python"]})
+
+    def found(wanted: Planned = planned, now: Here = here) -> str:
+        return find_place(wanted, RUNS, now, others=list_runs(RUNS)).run_id
+
+    assert found() == "earlier"
+    assert found(planned._replace(stop_after=3)) == "question-low-s1"
+    assert found(planned._replace(is_repeat=True)) == "question-low-s1"
+    assert found(planned._replace(resolved=resolve_config("tiny.json"))) == "question-low-s1"
+    assert found(now=here._replace(source="0" * 64)) == "question-low-s1"
+    assert found(now=here._replace(machine={"processor": "another"})) == "question-low-s1"
+    earlier.path.rename(RUNS / "question-low-s1")
+    assert found() == "question-low-s1"
+    assert found(now=here._replace(source="0" * 64)) == "question-low-s1-2", "what is there is not touched"
+    write_run(Recipe("question-low-s1-2", state="interrupted", updates=30))
+    assert found(now=here._replace(source="0" * 64)) == "question-low-s1-3"
 
 
 def test_a_rented_machine_gets_what_is_left_of_the_money() -> None:
@@ -332,7 +344,6 @@ def test_noise_is_the_same_bits_for_one_seed_and_a_floor_for_others() -> None:
     compared = run("compare", "noise-tiny-s1", "other")
     assert "noise floor from .runs/noise/" in compared.stdout
     assert run("noise", "--config", "tiny.json", "--seeds", "1").returncode == 2
-    order = run("noise", "--config", "tiny.json", "--seeds", "2", "--vary", "order")
-    assert order.returncode == 0, order.stderr
-    config = RunFolder(RUNS / "noise-tiny-order-s2").read_json(record.CONFIG)["values"]
-    assert (config["train"]["seed"], config["data"]["order_seed"]) == (1, 2)
+    base = resolve_config("tiny.json")
+    seeds = [plan_run("tiny.json", [], base, 1, vary).resolved.config for vary in ("both", "init", "order")]
+    assert [(one.train.seed, one.data.order_seed) for one in seeds] == [(2, 2), (2, 1), (1, 2)]
