@@ -156,5 +156,14 @@ def standing_alone(chart: Chart) -> str:
     """A chart as a picture for any page: light, with the palette's own colours."""
     style = resources.files("training_lab.report").joinpath("style.css").read_text("utf-8")
     palette = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6})", style.partition("@media")[0]))
-    svg = re.sub(r"var\((--[\w-]+)\)", lambda found: palette[found[1]], str(render(chart)))
+    spec = {**with_legend(chart.spec), "title": {"text": chart.title, "anchor": "start", "fontSize": 13}}
+    svg = re.sub(r"var\((--[\w-]+)\)", lambda found: palette[found[1]], str(render(chart._replace(spec=spec))))
     return svg.replace(">", f' style="background: {palette["--paper"]}">', 1)
+
+
+def with_legend(part: Any) -> Any:
+    """A specification whose colours are explained in it: in the page, the page does that."""
+    if isinstance(part, dict):
+        shown = {"orient": "top", "title": None, "labelLimit": 300} if part.get("field") == "arm" else None
+        return {key: shown if key == "legend" else with_legend(value) for key, value in part.items()}
+    return [with_legend(one) for one in part] if isinstance(part, list) else part

@@ -295,16 +295,31 @@ def in_words(
     needed: int | None, delta: float, bootstrap: Interval | None = None,
 ) -> str:  # fmt: skip
     """The verdict as a sentence that a person can quote."""
-    between = f"95 % CI [{interval.low:+.4g}, {interval.high:+.4g}]"
+    between = f"95 % CI {in_brackets(interval)}"
     if bootstrap:
-        between += f" (BCa bootstrap [{bootstrap.low:+.4g}, {bootstrap.high:+.4g}])"
-    figures = f"Δ = {difference:+.4g}, {between}, noise s = {spread:.3g}, n = {numbers}"
+        between += f" (BCa bootstrap {in_brackets(bootstrap)})"
+    figures = f"Δ = {signed(difference)}, {between}, noise s = {plain(spread)}, n = {numbers}"
     if word == "equivalent":
-        return f"equivalent within ±{delta:.3g}: {figures}"
+        return f"equivalent within ±{plain(delta)}: {figures}"
     if word == "negligible":
-        return f"there, and smaller than what matters, {delta:.3g}: {figures}"
+        return f"there, and smaller than what matters, {plain(delta)}: {figures}"
     if word != "indistinguishable":
         return f"{word}: {figures}"
-    could = f"; the smallest difference that these could have shown (80 % power): {smallest:.3g}" if smallest else ""
-    takes = f"; for δ = {delta:.3g} it takes n ≈ {needed} each" if needed else ""
+    could = f"; the smallest difference that these could have shown (80 % power): {plain(smallest)}" if smallest else ""
+    takes = f"; for δ = {plain(delta)} it takes n ≈ {needed} each" if needed else ""
     return f"indistinguishable from noise with these n: {figures}{could}{takes}"
+
+
+def in_brackets(interval: Interval) -> str:
+    """An interval of differences."""
+    return f"[{signed(interval.low)}, {signed(interval.high)}]"
+
+
+def signed(value: float) -> str:
+    """A difference as people read it."""
+    return f"{value:+,.0f}" if abs(value) >= 1000 else f"{value:+.4g}"
+
+
+def plain(value: float) -> str:
+    """A figure that is no difference."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -101,13 +101,20 @@ def milestones_table(study: Study, made: Sequence[Made]) -> str:
         for milestones in found:
             for milestone in milestones:
                 by_update.setdefault(milestone["update"], []).append(milestone)
-        for update, milestones in sorted(by_update.items()):
+        for update in quarters(sorted(by_update)):
+            milestones = by_update[update]
             cells = []
             for key, (_, form) in FIGURES.items():
                 values = [m[key] for m in milestones if isinstance(m.get(key), (int, float))]
                 cells.append(f"{statistics.fmean(values):{form}}" if values else "–")
             rows.append([arm.name, str(update), *cells])
     return table(["arm", "update", *(heading for heading, _ in FIGURES.values())], rows)
+
+
+def quarters(updates: Sequence[int]) -> list[int]:
+    """Of some updates the first, the last, and those nearest to a quarter and to half of the way."""
+    goals = (0, updates[-1] / 4, updates[-1] / 2, updates[-1]) if updates else ()
+    return sorted({min(updates, key=lambda update, goal=goal: abs(update - goal)) for goal in goals})  # type: ignore[misc]
 
 
 def verdict(comparison: Comparison | None, remark: str) -> str:
