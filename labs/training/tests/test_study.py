@@ -161,6 +161,8 @@ def test_a_run_that_fails_is_kept_and_ends_nothing() -> None:
 def test_what_was_declared_cannot_be_changed_but_for_more_seeds() -> None:
     folder = RUNS / "studies/question"
     first = declare(read_study(write(seeds=[1])), folder)
+    folder.mkdir(parents=True)
+    (folder / "study.json").write_text(json.dumps(first))
     for changes, message in (
         ({"question": "Another?"}, "with another question; give the new study a name of its own"),
         ({"endpoint": "seconds"}, "with another endpoint"),

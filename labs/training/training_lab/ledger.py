@@ -75,8 +75,8 @@ def read_judgements(runs_dir: Path) -> dict[str, Judgement]:
     return said
 
 
-def describe_run(run: RunFolder, judgement: Judgement, study: str) -> dict[str, Any]:
-    """A run in a list: what its files say; unknown where they say nothing, or are damaged."""
+def describe_run(run: RunFolder, judgement: Judgement, study: dict[str, Any]) -> dict[str, Any]:
+    """A run in a list: what its files say, and its study asks; unknown where they say nothing, or are damaged."""
     summary, config = (or_empty(run, name) for name in (record.SUMMARY, record.CONFIG))
 
     def said(source: Any, *keys: str) -> Any:
@@ -87,8 +87,8 @@ def describe_run(run: RunFolder, judgement: Judgement, study: str) -> dict[str, 
     return {
         "run": run.run_id,
         "config": said(config, "name"),
-        "question": said(config, "values", "purpose") or "",
-        "study": study,
+        "question": study.get("question") or said(config, "values", "purpose") or "",
+        "study": study.get("study", ""),
         "state": run.state(),
         "mark": judgement.mark,
         "notes": judgement.notes,
@@ -135,8 +135,8 @@ def read_studies(runs_dir: Path) -> list[dict[str, Any]]:
 def read_ledger(runs_dir: Path) -> list[dict[str, Any]]:
     """Every run, newest first, with what was said of it and the study that it belongs to."""
     judgements = read_judgements(runs_dir)
-    study_of = {run: study["study"] for study in reversed(read_studies(runs_dir)) for run in study["runs"]}
+    study_of = {run: study for study in reversed(read_studies(runs_dir)) for run in study["runs"]}
     return [
-        describe_run(run, judgements.get(run.run_id, NOTHING_SAID), study_of.get(run.run_id, ""))
+        describe_run(run, judgements.get(run.run_id, NOTHING_SAID), study_of.get(run.run_id, {}))
         for run in list_runs(runs_dir)
     ]

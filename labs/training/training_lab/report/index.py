@@ -47,9 +47,8 @@ def study_section(studies: list[dict[str, Any]], runs_dir: Path) -> Html:
         )
         for study in studies
     ]
-    return section(
-        "studies", "Studies", table("Studies", ("study", "question, verdicts", "state", ""), rows, is_titled=False)
-    )
+    headings = ("study", "question, verdicts", "state", "")
+    return section("studies", "Studies", table("Studies", headings, rows, is_titled=False, class_="ledger"))
 
 
 def run_section(runs: list[dict[str, Any]], runs_dir: Path) -> Html:
@@ -66,7 +65,7 @@ def run_section(runs: list[dict[str, Any]], runs_dir: Path) -> Html:
             loss(run["val_loss"]), count(run["target_tokens_per_s"]), join(words),
         ))  # fmt: skip
     headings = ("run", "state", "mark", "updates", "validation loss", "tokens/s", "question, notes")
-    return section("runs", "Runs", table("Runs", headings, rows, (4, 5), is_titled=False))
+    return section("runs", "Runs", table("Runs", headings, rows, (4, 5), is_titled=False, class_="ledger"))
 
 
 def link(target: Path, runs_dir: Path, text: str) -> Html:

@@ -27,6 +27,8 @@ from training_lab.studying.making import Made, Where, make_runs
 from training_lab.studying.notes import make_notes
 from training_lab.studying.planned import Planned, describe_here, find_place, interleaved, state_of
 
+DECLARED = ("name", "identity", "declared_utc", "declared", "seeds", "seeds_added")
+"""What a study's file keeps from one time to the next; the rest is written anew."""
 PAGE, NOTES = "compare.html", "notes.md"
 
 
@@ -60,6 +62,8 @@ def conduct(study: Study, runs_dir: Path, show: Progress, say: Callable[[str], N
     check(study)
     declared = declare(study, folder)
     plan = plan_runs(study, folder)
+    planned = [{"arm": one.arm, "seed": one.seed, "run": one.stem, "state": "planned"} for one in plan]
+    write_atomically(folder / STUDY, json_text({**declared, "runs": planned}).encode("utf-8"))
     where = Where(runs_dir, study.where, study.remote, study.hours, study.usd)
     made = make_runs(plan, where, show, say)
     return write_result(study, folder, declared, made, runs_dir)
@@ -88,7 +92,6 @@ def declare(study: Study, folder: Path) -> dict[str, Any]:
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     path = folder / STUDY
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         said: dict[str, Any] = {
             "name": study.name, "identity": study.identity, "declared_utc": now, "declared": study.declared,
             "seeds": study.seeds, "seeds_added": [],
@@ -106,7 +109,6 @@ def declare(study: Study, folder: Path) -> dict[str, Any]:
         if added:
             said["seeds"] += added
             said["seeds_added"].append({"utc": now, "seeds": added})
-    write_atomically(path, json_text(said).encode("utf-8"))
     return said
 
 
@@ -116,7 +118,7 @@ def read_declared(path: Path) -> dict[str, Any]:
         said = json.loads(path.read_text("utf-8"))
         assert isinstance(said["declared"], dict)
         assert isinstance(said["seeds"], list)
-        return {"seeds_added": [], **said}
+        return {key: said[key] for key in DECLARED}
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise LabError(f"{path}: damaged: {error}; move the study's folder away to begin it again") from error
 
