@@ -170,6 +170,19 @@ def test_a_run_whose_code_is_unknown_is_said() -> None:
     assert details["code"] == "it is not known for b"
 
 
+def test_what_has_an_effect_only_with_the_change_comes_with_it() -> None:
+    first, second = make_run("a"), make_run("b")
+    change(second, record.CONFIG, "values optimizer name", "muon")
+    change(second, record.CONFIG, "values optimizer muon_lr", 0.04)
+    close(second)
+    pair = pair_of(first, second)
+    assert [str(one) for one in pair.chosen] == ["optimizer.name: adamw → muon"]
+    assert "optimizer.muon_lr: none → 0.04" in [str(one) for one in pair.declared]
+    change(first, record.CONFIG, "values optimizer muon_lr", 0.5)
+    close(first)
+    assert compare_runs([first, make_run("c")]).pairs == [], "without muon its rate is nothing"
+
+
 def test_a_setting_that_an_earlier_version_did_not_have_is_no_change() -> None:
     first, second = make_run("a"), make_run("b", lr=1e-3)
     change(first, record.CONFIG, "values checkpoint restore", None)
@@ -359,7 +372,7 @@ def test_the_command_compares_real_runs_and_says_how_in_its_exit_code() -> None:
     one_each = run("compare", "a1", "b1")
     assert one_each.returncode == 1, one_each.stderr
     assert "Controlled: one change, optimizer.max_lr: 0.01 → 0.03" in one_each.stdout
-    assert "follows from it: optimizer.min_lr: 0.001 → 0.003" in one_each.stdout
+    assert "comes with it: optimizer.min_lr: 0.001 → 0.003" in one_each.stdout
     assert "how much of it is noise, nobody can tell" in one_each.stdout
     said = json.loads(run("compare", "a1", "b1", "--json").stdout)
     assert said == json.loads(json.dumps(as_json(compare_runs([RunFolder(Path(".runs") / n) for n in ("a1", "b1")]))))

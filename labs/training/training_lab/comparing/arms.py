@@ -21,6 +21,10 @@ DEFAULTS = {key: one.default for key, one in fields_by_key().items() if not isin
 """What a setting was that an earlier version did not have yet."""
 
 
+ONLY = {key: one.metadata["only"] for key, one in fields_by_key().items() if one.metadata.get("only")}
+"""Settings that have an effect only where another one has one of some values."""
+
+
 class Run(NamedTuple):
     """One run, read from its folder."""
 
@@ -62,7 +66,7 @@ class Change(NamedTuple):
     first: Any
     second: Any
     is_consequence: bool
-    """It follows from another setting in both."""
+    """It follows from another setting in both, or has an effect only with another one that was changed."""
 
     def __str__(self) -> str:
         return f"{self.key}: {show(self.first)} → {show(self.second)}"
@@ -86,10 +90,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def compared(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that make an arm: all but seeds, and what changes nothing."""
+    """The settings that make an arm: all but seeds, what changes nothing, and what has no effect beside the others."""
 
     def is_part(key: str) -> bool:
-        return key not in SEEDS and not any(key == name or key.startswith(f"{name}.") for name in UNCOMPARED)
+        only = ONLY.get(key)
+        has_effect = only is None or settings.get(only[0]) in only[1:]
+        is_named = any(key == name or key.startswith(f"{name}.") for name in UNCOMPARED)
+        return key not in SEEDS and not is_named and has_effect
 
     return {key: value for key, value in settings.items() if is_part(key)}
 
@@ -116,11 +123,12 @@ def changes(first: Arm, second: Arm) -> list[Change]:
     """What the second arm changes; what follows from it comes last."""
     one, other = first.runs[0], second.runs[0]
     mine, theirs = compared(one.settings), compared(other.settings)
-    found = [
-        Change(key, mine.get(key), theirs.get(key), key in one.derived and key in other.derived)
-        for key in sorted(mine.keys() | theirs.keys())
-        if mine.get(key) != theirs.get(key)
-    ]
+    keys = {key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)}
+
+    def follows(key: str) -> bool:
+        return (key in one.derived and key in other.derived) or ONLY.get(key, ("",))[0] in keys
+
+    found = [Change(key, mine.get(key), theirs.get(key), follows(key)) for key in sorted(keys)]
     return sorted(found, key=lambda change: change.is_consequence)
 
 

@@ -36,7 +36,7 @@ def lines_of(pair: Pair) -> list[str]:
         lines.append(f"    {aspect.advice}")
     if pair.obstacles or len(pair.chosen) != 1:
         lines += [f"    changed: {change}" for change in pair.chosen[:12]]
-    lines += [f"    follows from it: {change}" for change in pair.declared if change.is_consequence]
+    lines += [f"    comes with it: {change}" for change in pair.declared if change.is_consequence]
     if pair.allowed:
         lines.append(f"  ALLOWED BY HAND: {', '.join(pair.allowed)}: the comparison is not controlled in this")
     same = [aspect.name for aspect in pair.judged.aspects if aspect.is_same]
@@ -65,7 +65,7 @@ def headline(pair: Pair) -> str:
     if len(pair.chosen) == 1:
         return f"Controlled: one change, {pair.chosen[0]}"
     if not pair.chosen:
-        return "No setting was changed by hand; what differs follows from others"
+        return "No setting was changed by hand; what differs comes with others"
     return f"{len(pair.chosen)} changes at once: which of them did it, cannot be told"
 
 
