@@ -275,6 +275,9 @@ def test_a_finished_run_of_the_same_config_code_and_machine_stands_for_one_that_
     assert found(planned._replace(resolved=resolve_config("tiny.json"))) == "question-low-s1"
     assert found(now=here._replace(source="0" * 64)) == "question-low-s1"
     assert found(now=here._replace(machine={"processor": "another"})) == "question-low-s1"
+    process = earlier.read_json(record.ENVIRONMENT)["processes"][0]
+    earlier.write_json(record.ENVIRONMENT, {"processes": [process, process]})
+    assert found() == "question-low-s1", "one that was stopped is another thing"
     earlier.path.rename(RUNS / "question-low-s1")
     assert found() == "question-low-s1"
     assert found(now=here._replace(source="0" * 64)) == "question-low-s1-2", "what is there is not touched"

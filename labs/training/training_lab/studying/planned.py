@@ -84,9 +84,14 @@ def find_place(
         number += 1
     if planned.stop_after is None and not planned.is_repeat:
         for other in others:
-            if other.state() == "finished" and is_wanted(other, planned, here, is_elsewhere):
+            if other.state() == "finished" and is_wanted(other, planned, here, is_elsewhere) and is_unbroken(other):
                 return other
     return place
+
+
+def is_unbroken(folder: RunFolder) -> bool:
+    """Whether a run was made by one process: one that was stopped may be another arm's."""
+    return len(folder.read_json(record.ENVIRONMENT, processes=list)["processes"]) == 1
 
 
 def state_of(folder: RunFolder) -> str:

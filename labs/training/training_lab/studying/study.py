@@ -143,7 +143,8 @@ def plan_runs(study: Study, folder: Path) -> list[Planned]:
             Planned(name, seed, f"{study.name}-{name}-s{seed}", files[name], (f"train.seed={seed}",), resolved,
                     stop_after, resolved.identity in seen)
         )  # fmt: skip
-        seen.add(resolved.identity)
+        if stop_after is None:
+            seen.add(resolved.identity)
     return plan
 
 
