@@ -243,6 +243,20 @@ def test_pairs_that_are_verified_are_compared_as_pairs_in_any_order() -> None:
     assert word_of(unpaired) == "indistinguishable"
 
 
+def test_a_run_that_is_made_again_with_its_seed_counts_once_for_learning_and_again_for_speed() -> None:
+    ours, theirs = make_arm("a", noise(3, 0.01, 1), 6e-4), make_arm("b", noise(3, 0.01, 2), 1e-3)
+    again = [make_run(f"a-{seed}-again", seed, 6e-4, shift) for seed, shift in enumerate(noise(3, 0.01, 1), start=1)]
+    plain, doubled = pair_of(*ours, *theirs), pair_of(*ours, *theirs, *again)
+    assert doubled.judged.is_paired
+    for one, other in zip(plain.effects, doubled.effects, strict=True):
+        if one.name in ("speed", "peak memory", "MFU, causal"):
+            assert (len(one.first), len(other.first)) == (3, 6)
+        else:
+            assert one.verdict == other.verdict
+    assert "3 and 3 runs, compared in pairs" in text_of(compare_runs([*ours, *theirs, *again]))
+    assert "3 more with a seed that is among them" in text_of(compare_runs([*ours, *theirs, *again]))
+
+
 def test_runs_that_diverged_are_an_outcome() -> None:
     ours = make_arm("a", noise(5, 0.01, 1), 6e-4)
     theirs = [make_run(f"b-{s}", s, 1e-3, state="failed: non-finite", updates=30) for s in range(1, 6)]

@@ -132,10 +132,20 @@ def changes(first: Arm, second: Arm) -> list[Change]:
     return sorted(found, key=lambda change: change.is_consequence)
 
 
+def one_per_seed(arm: Arm) -> Arm:
+    """The arm with one run of each seed, a finished one if there is one: a run that is made again with the same seed
+    says nothing new of learning, and counted twice would make the noise look smaller than it is."""
+    chosen: dict[tuple[Any, ...], Run] = {}
+    for run in sorted(arm.runs, key=lambda run: run.found.state != "finished"):
+        chosen.setdefault(run.seeds, run)
+    kept = {run.id for run in chosen.values()}
+    return arm._replace(runs=[run for run in arm.runs if run.id in kept])
+
+
 def pairs(first: Arm, second: Arm) -> list[tuple[Run, Run]] | None:
-    """The runs that belong together by their seeds, where both arms have the same seeds, each once; else None."""
-    ours, theirs = ({run.seeds: run for run in arm.runs} for arm in (first, second))
-    if ours.keys() != theirs.keys() or len(ours) != len(first.runs) or len(theirs) != len(second.runs):
+    """The runs that belong together by their seeds, where both arms have the same seeds; else None."""
+    ours, theirs = ({run.seeds: run for run in one_per_seed(arm).runs} for arm in (first, second))
+    if ours.keys() != theirs.keys():
         return None
     return [(ours[seeds], theirs[seeds]) for seeds in sorted(ours, key=str)]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from training_lab.comparing.arms import Arm, Change, Run, as_run, changes, group
+from training_lab.comparing.arms import Arm, Change, Run, as_run, changes, group, one_per_seed
 from training_lab.comparing.comparability import LEARNING, SPEED, Aspect, Judged, judge
 from training_lab.comparing.effects import Effect, Question, effects
 from training_lab.comparing.noise_floor import find_floor
@@ -118,7 +118,7 @@ def compare_arms(
     if judged.obstacles(LEARNING, allowed):
         return Pair(first, second, declared, judged, [], allowed)
     remark = ""
-    if len(first.runs) == len(second.runs) == 1 and runs_dir is not None:
+    if all(len(one_per_seed(arm).runs) == 1 for arm in (first, second)) and runs_dir is not None:
         floor = find_floor(runs_dir, first.runs[0])
         question, remark = question._replace(floor=floor.values if floor else None), floor.remark if floor else ""
     found = effects(first, second, judged.is_paired, question)

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from training_lab.comparing.arms import Arm, Run, pairs
+from training_lab.comparing.arms import Arm, Run, one_per_seed, pairs
 from training_lab.comparing.compare import Pair
 from training_lab.comparing.significance import mean_interval, welch_interval
 from training_lab.report.curves import AXES, Progress, exponential_mean, half_life
@@ -82,8 +82,8 @@ def differences(compared: list[Pair], curve_of: Any) -> Columns:
 def difference_of(pair: Pair, curve_of: Any) -> Iterator[tuple[int, dict[str, float]]]:
     """The difference of two arms update by update: of pairs where they are verified, else of means."""
     matched = pairs(pair.first, pair.second) if pair.judged.is_paired else None
-    ours = [curve_of(run) for run in ([one for one, _ in matched] if matched else pair.first.runs)]
-    theirs = [curve_of(run) for run in ([other for _, other in matched] if matched else pair.second.runs)]
+    ours = [curve_of(run) for run in ([one for one, _ in matched] if matched else one_per_seed(pair.first).runs)]
+    theirs = [curve_of(run) for run in ([other for _, other in matched] if matched else one_per_seed(pair.second).runs)]
     for update in thin(common([*ours, *theirs])):
         before, after = [curve[update] for curve in ours], [curve[update] for curve in theirs]
         middle = statistics.fmean(after) - statistics.fmean(before)

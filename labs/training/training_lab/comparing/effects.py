@@ -12,14 +12,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from training_lab.comparing.arms import Arm, Run, pairs
-from training_lab.comparing.comparability import have_other_tokenizers, manifest
+from training_lab.comparing.arms import Arm, Run, one_per_seed, pairs
+from training_lab.comparing.comparability import LEARNING, have_other_tokenizers, manifest
 from training_lab.comparing.significance import Verdict, compare_divergence, compare_values
 from training_lab.report.units import MIB
 
 PRACTICAL = 0.01
 """Of speed and memory, a change below 1 % is none that anybody would act upon."""
-ENDPOINTS = ("tokens", "seconds")
+LOSS_UNITS = ("nats", "bits/byte")
 
 Curve = list[tuple[float, float]]
 """(position, validation loss), by rising position."""
@@ -83,7 +83,7 @@ def effects(first: Arm, second: Arm, is_paired: bool, question: Question) -> lis
 
 def divergence(first: Arm, second: Arm) -> Effect:
     """How many runs diverged. The losses of the others are a selection, and not compared."""
-    before, after = ([run.has_diverged for run in arm.runs] for arm in (first, second))
+    before, after = ([run.has_diverged for run in one_per_seed(arm).runs] for arm in (first, second))
     verdict = compare_divergence(before, after)
     return Effect("runs that diverged", "share", "learning", [*map(float, before)], [*map(float, after)], verdict)
 
@@ -112,13 +112,18 @@ def loss_figures(runs: list[Run]) -> list[Figure]:
 
 def effect(figure: Figure, first: Arm, second: Arm, is_paired: bool, question: Question) -> Effect:
     """One figure of two arms."""
+    is_loss = figure.unit in LOSS_UNITS
+    has_repeats = any(len(one_per_seed(arm).runs) < len(arm.runs) for arm in (first, second))
+    if figure.matters_for == LEARNING or is_loss:
+        first, second = one_per_seed(first), one_per_seed(second)
+    elif has_repeats:  # another launch is a repetition of a speed, and no pair
+        is_paired = False
     matched = pairs(first, second) if is_paired else None
     ours = [one for one, _ in matched] if matched else first.runs
     theirs = [other for _, other in matched] if matched else second.runs
     before, after = ([value for value in map(figure.of, runs) if value is not None] for runs in (ours, theirs))
     if len(before) < len(ours) or len(after) < len(theirs):
         return Effect(figure.name, figure.unit, figure.matters_for, before, after, None, "some run does not have it")
-    is_loss = figure.unit in ("nats", "bits/byte")
     mean = sum(before) / len(before)
     verdict = compare_values(
         before, after, is_paired=is_paired, lower_is_better=figure.lower_is_better,

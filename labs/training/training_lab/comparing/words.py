@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training_lab.comparing.arms import Arm
+from training_lab.comparing.arms import Arm, one_per_seed
 from training_lab.comparing.compare import Comparison, Pair
 from training_lab.comparing.effects import Effect
 
@@ -72,7 +72,10 @@ def headline(pair: Pair) -> str:
 def how_compared(pair: Pair) -> str:
     """Runs and method, in a sentence."""
     how = "in pairs of the same seed, initial weights and batches" if pair.judged.is_paired else "as two groups"
-    return f"{len(pair.first.runs)} and {len(pair.second.runs)} runs, compared {how}"
+    counts = [len(one_per_seed(arm).runs) for arm in (pair.first, pair.second)]
+    repeats = len(pair.first.runs) + len(pair.second.runs) - sum(counts)
+    more = f"; {repeats} more with a seed that is among them, which count for speed alone" if repeats else ""
+    return f"{counts[0]} and {counts[1]} runs, compared {how}{more}"
 
 
 def arrow(effect: Effect) -> str:
