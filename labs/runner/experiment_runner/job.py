@@ -116,7 +116,8 @@ class Limits:
     reconnect: Seconds = Seconds(900.0)
     """The longest that a lost connection is tried again, before the machine is stopped."""
     collect_grace: Seconds = Seconds(1800.0)
-    """After the job's end the machine waits so long for somebody to fetch the results, where it can stop itself."""
+    """After the job's end, or the last sign of somebody who fetches its results, the machine waits so long and stops
+    itself, where it can."""
     kill_grace: Seconds = Seconds(30.0)
     """From the polite signal to the end of a step to the other one."""
     poll: Seconds = Seconds(5.0)
@@ -124,7 +125,7 @@ class Limits:
 
     def problems(self) -> Problems:
         for limit in dataclasses.fields(self):
-            if getattr(self, limit.name) <= 0 and limit.name not in ("stall", "kill_grace", "collect_grace"):
+            if getattr(self, limit.name) <= 0 and limit.name not in ("stall", "kill_grace"):
                 yield limit.name, "must be above 0"
 
 

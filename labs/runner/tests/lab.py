@@ -8,7 +8,10 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,13 +66,13 @@ class Lab:
                 {"name": "work", "run": "exec python3 work.py", "timeout": 60, "secrets": ["MY_TOKEN"]},
             ],
             "results": {"required": ["answer.txt"], "live": ["*.jsonl"]},
-            "limits": {"poll": 0.05, "silence": 4, "boot": 30, "kill_grace": 1, "reconnect": 4, "collect_grace": 5},
+            "limits": {"poll": 0.05, "silence": 4, "boot": 30, "kill_grace": 1, "reconnect": 20, "collect_grace": 60},
             "settings": {
                 "runpod": {
                     "image": "image@sha256:0",
                     "gpus": [GPU],
                     "work": str(folder / "volume"),
-                    "python": "python3",
+                    "python": sys.executable,
                 }
             },
         }
@@ -196,6 +199,23 @@ def one_line(error: str) -> str:
 def says(outcome: Outcome, pattern: str) -> bool:
     """Whether a command said something."""
     return re.search(pattern, outcome.out + outcome.err) is not None
+
+
+def when_the_log_has(lab: Lab, text: str, action: Callable[[], object]) -> threading.Thread:
+    """Does something as soon as the copy of the log here has a text."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            for path in (lab.folder / ".runpod").glob("*/log.txt"):
+                if text in path.read_text():
+                    action()
+                    return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
 
 
 @contextlib.contextmanager

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 from fakerunpod import NO_INSTANCES, Reply
-from lab import GPU, Lab, one_line, says
-
-FOR_EVER = "import time\nopen(f'{results}/answer.txt', 'w').write('42\\n')\nprint('line', flush=True)\ntime.sleep(600)"
+from lab import GPU, Lab, one_line, says, when_the_log_has
 
 
 @pytest.fixture
@@ -202,9 +200,12 @@ def test_a_pod_for_which_nobody_comes_stops_itself_and_its_results_can_be_fetche
 
 
 def test_a_pod_does_not_stop_itself_while_somebody_is_there(lab: Lab) -> None:
-    lab.job["limits"]["collect_grace"] = 6
-    lab.work(FOR_EVER.replace("600", "8"))
-    assert lab.run().code == 0
+    lab.job["limits"]["collect_grace"] = 5
+    lab.work("open(f'{results}/answer.txt', 'wb').write(os.urandom(12_000_000))\nprint('line', flush=True)")
+    thread = when_the_log_has(lab, "line", lambda: lab.fake.pod.proxy.throttle(1e6))
+    outcome = lab.run()
+    thread.join()
+    assert outcome.code == 0, outcome
     assert not any(request.path == "/graphql" for request in lab.fake.requests)
 
 

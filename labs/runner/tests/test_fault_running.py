@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lab import LOG, Lab, log_lines, says
+from lab import LOG, Lab, log_lines, says, when_the_log_has
 
 STEADY = """
 import sys, time
@@ -38,23 +38,6 @@ for number in range(40):
     time.sleep(0.1)
 time.sleep(600)
 """
-
-
-def when_the_log_has(lab: Lab, text: str, action: Callable[[], object]) -> threading.Thread:
-    """Does something as soon as the copy of the log here has a text."""
-
-    def wait() -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            for path in (lab.folder / ".runpod").glob("*/log.txt"):
-                if text in path.read_text():
-                    action()
-                    return
-            time.sleep(0.02)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
 
 
 @pytest.mark.parametrize("num_cuts", [1, 3])
@@ -152,8 +135,8 @@ def test_a_job_that_failed_can_be_kept(lab: Lab) -> None:
 
 LIMITS: dict[str, tuple[str, Callable[[Lab], object], str]] = {
     "a step's time": (FOR_EVER, lambda lab: lab.job["steps"][1].update(timeout=1), "took longer than 1 s"),
-    "the run's time": (FOR_EVER, lambda lab: lab.job["limits"].update(max_hours=3 / 3600), "time or money is over"),
-    "the run's money": (FOR_EVER, lambda lab: lab.job["limits"].update(max_usd=3, max_usd_per_hour=6e3), "money is"),
+    "the run's time": (FOR_EVER, lambda lab: lab.job["limits"].update(max_hours=12 / 3600), "time or money is over"),
+    "the run's money": (FOR_EVER, lambda lab: lab.job["limits"].update(max_usd=12, max_usd_per_hour=6e3), "money is"),
     "a log that stands still": (FOR_EVER, lambda lab: lab.job["limits"].update(stall=1), "log has not grown for 1 s"),
     "a job that ignores the polite signal": (
         f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{FOR_EVER}",
@@ -172,7 +155,7 @@ def test_a_limit_ends_the_job_and_stops_the_machine(name: str, lab: Lab) -> None
     lab.work(script)
     change(lab)
     if name == "the run's money":
-        lab.fake.price_override = 3600.0
+        lab.fake.price_override = 3600.0  # a dollar a second
     outcome = lab.run()
     assert outcome.code == 10, outcome
     assert says(outcome, reason)

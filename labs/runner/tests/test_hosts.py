@@ -7,12 +7,13 @@ import getpass
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakepod import SSHD
+from fakepod import CHEAP_ENCRYPTION, SSHD
 from lab import LOG, SECRET, Lab, log_lines, one_line, says
 from processes import STEADY, Process, held
 
@@ -26,7 +27,9 @@ Host gpu-box
     UserKnownHostsFile {folder}/known_hosts
     GlobalKnownHostsFile /dev/null
 """
-SERVER = """\
+SERVER = (
+    CHEAP_ENCRYPTION
+    + """\
 ListenAddress 127.0.0.1
 Port {port}
 HostKey {folder}/host_key
@@ -36,6 +39,7 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 """
+)
 
 
 def free_port() -> int:
@@ -73,7 +77,7 @@ def host(request: pytest.FixtureRequest, lab: Lab) -> Lab:
     """The lab, on a host that is there already."""
     lab.job["provider"] = request.param
     work = str(lab.folder / "volume")
-    settings: dict[str, object] = {"work": work}
+    settings: dict[str, object] = {"work": work, "python": sys.executable}
     if request.param == "ssh":
         folder = request.getfixturevalue("gpu_box")
         settings.update(host="gpu-box", ssh_config=str(folder / "config"))

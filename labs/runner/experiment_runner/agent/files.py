@@ -54,6 +54,7 @@ def describe(path: Path) -> dict[str, Any] | None:
         with open_regular(path) as file:
             for piece in iter(lambda: file.read(PIECE_BYTES), b""):
                 digest.update(piece)
+                give_sign_of_life()  # large results take minutes to hash
                 size += len(piece)
     except OSError:
         return None

@@ -20,7 +20,7 @@ LOCK = CONTROL / "lock"
 CANCEL = CONTROL / "cancel"
 LEASE = CONTROL / "lease"
 GUARD = CONTROL / "guard.py"
-SIGN_OF_LIFE_EVERY_S = 5.0
+SIGN_OF_LIFE_EVERY_S = 1.0
 
 
 def load(path: Path) -> Any:

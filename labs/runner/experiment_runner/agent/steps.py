@@ -209,9 +209,10 @@ def arm(guard: dict[str, str]) -> bool:
 
 
 def wait_for_collection(spec: dict[str, Any]) -> None:
-    """Gives whoever fetches the results time for it, counted from the last sign of life; then the machine ends itself,
-    and this process with it."""
-    while time.time() - LEASE.stat().st_mtime < spec["collect_grace"]:
+    """Gives whoever fetches the results time for it, counted from now and from every sign of life; then the machine
+    ends itself, and this process with it."""
+    ended = time.time()
+    while time.time() - max(ended, LEASE.stat().st_mtime) < spec["collect_grace"]:
         time.sleep(min(5.0, max(LOOK_S, spec["collect_grace"] / 10)))
     while True:
         subprocess.run([sys.executable, str(GUARD), spec["guard"]["argument"]], check=False)
