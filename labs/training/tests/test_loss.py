@@ -18,7 +18,8 @@ from training_lab.loss import ChunkedLoss, Objective, liger_loss, make_head_loss
 SIZES = [1, 7, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 2 * CHUNK_TOKENS + 300]
 PLAIN = Objective()
 OBJECTIVES = [PLAIN, Objective(label_smoothing=0.1), Objective(z_loss=1e-3), Objective(0.1, 1e-3)]
-TOLERANCES = [(torch.float32, 1e-5), (torch.float64, 1e-10)]
+# torch's own loss is 1.7e-5 off with label smoothing, 50,257 words and the AVX2 of some processors.
+TOLERANCES = [(torch.float32, 2e-5), (torch.float64, 1e-10)]
 
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 each_kernel = pytest.mark.parametrize("kernel", [ChunkedLoss(), reference_loss], ids=["chunked", "reference"])

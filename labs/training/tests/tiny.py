@@ -38,7 +38,7 @@ def start(*arguments: str, python: str = sys.executable, **options: Any) -> subp
 def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
     process = start(*arguments, **options)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=900)  # only for what hangs: some machines are slow
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from typing import Any
 
 from training_lab.command import add_command, add_runs, need_packages
@@ -131,5 +132,5 @@ def print_runs(described: list[dict[str, Any]]) -> None:
 
 def cut(line: str) -> str:
     """A line as wide as the terminal, if it is one that a person looks at."""
-    columns = shutil.get_terminal_size((10_000, 24)).columns
-    return line if len(line) <= columns else f"{line[: columns - 1]}…"
+    columns = shutil.get_terminal_size().columns
+    return line if len(line) <= columns or not sys.stdout.isatty() else f"{line[: columns - 1]}…"
