@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from importlib import resources
+from textwrap import wrap
 from typing import Any
 
 from training_lab.comparing.compare import Comparison
@@ -30,6 +31,8 @@ from training_lab.report.drawn import rounded
 AXES = {"update": "update", "tokens": "target tokens", "seconds": "training time, s"}
 CURVES = (("val-loss", "Validation loss", val_losses), ("loss", "Training loss, running mean", train_losses))
 COLOURS = 7
+LETTER_WIDTH = 7.0
+TITLE_LETTERS = 52
 
 
 def make_charts(comparison: Comparison) -> dict[str, Chart]:
@@ -119,7 +122,14 @@ def endpoints(comparison: Comparison) -> Iterator[Chart]:
     points: Columns = {"arm": [name for name, _ in rows], "value": [value for _, value in rows]}
     means: Columns = {"arm": list(values), "value": [sum(found) / len(found) for found in values.values()]}
     x = quantity("value", effect.unit, scale={"zero": False}, axis={"grid": True, **labels(".4~f")})
-    y = {"field": "arm", "type": "nominal", "title": None, "sort": None, "axis": {"minExtent": 90, "labelLimit": 170}}
+    extent = max(90.0, LETTER_WIDTH * max(map(len, values)))  # said, since fonts differ from machine to machine
+    y = {
+        "field": "arm",
+        "type": "nominal",
+        "title": None,
+        "sort": None,
+        "axis": {"minExtent": extent, "labelLimit": 220},
+    }
     dot = {"type": "point", "filled": True, "size": 45, "opacity": 0.6}
     tick = {"type": "tick", "thickness": 2, "size": 18, "color": "var(--ink)"}
     spec = chart_spec(
@@ -156,7 +166,10 @@ def standing_alone(chart: Chart) -> str:
     """A chart as a picture for any page: light, with the palette's own colours."""
     style = resources.files("training_lab.report").joinpath("style.css").read_text("utf-8")
     palette = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6})", style.partition("@media")[0]))
-    spec = {**with_legend(chart.spec), "title": {"text": chart.title, "anchor": "start", "fontSize": 13}}
+    spec = {
+        **with_legend(chart.spec),
+        "title": {"text": wrap(chart.title, TITLE_LETTERS, break_on_hyphens=False), "anchor": "start", "fontSize": 13},
+    }
     svg = re.sub(r"var\((--[\w-]+)\)", lambda found: palette[found[1]], str(render(chart._replace(spec=spec))))
     return svg.replace(">", f' style="background: {palette["--paper"]}">', 1)
 
