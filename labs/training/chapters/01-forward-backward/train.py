@@ -155,7 +155,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def load(source: str) -> tuple[Any, Any, str]:
-    """Tokenizer, model in FP32, and a line that says which weights they are. Every file's hash is checked before."""
+    """Tokenizer, model in FP32, and a line that says which weights they are. Their hash is checked before."""
     transformers_logging.set_verbosity_error()
     package = importlib.util.find_spec(PACKAGE)
     if source == "package" and package is None:
@@ -275,13 +275,13 @@ def gradients_by_layer(model: torch.nn.Module) -> list[dict[str, Any]]:
 
 
 def norm(tensors: list[torch.Tensor]) -> float:
-    """The length of all of them as one vector."""
-    return math.sqrt(sum(tensor.double().square().sum().item() for tensor in tensors))
+    """The length of all of them as one vector, in FP64, which Apple's GPUs have not."""
+    return math.sqrt(sum(tensor.cpu().double().square().sum().item() for tensor in tensors))
 
 
 def absolute_sum(parameter: torch.nn.Parameter) -> float:
     """Of its gradient."""
-    return 0.0 if parameter.grad is None else parameter.grad.abs().sum(dtype=torch.float64).item()
+    return 0.0 if parameter.grad is None else parameter.grad.cpu().double().abs().sum().item()
 
 
 def bytes_of(tensors: Any) -> int:
