@@ -45,6 +45,7 @@ BAD_JOBS: list[tuple[Any, str]] = [
     (changed(results={"path": "."}), "results.path: must be a folder inside"),
     (changed(results={"required": ["../x"]}), "results.required: must stay inside"),
     (changed(limits={"max_hours": 0}), "limits.max_hours: must be above 0"),
+    (changed(limits={"collect_grace": 0}), "limits.collect_grace: must be above 0"),
     (changed(limits={"max_hours": "3"}), "limits.max_hours: must be a number, got the text \"3\""),
     (changed(env={"RUNPOD_X": "1"}), "env.RUNPOD_X: is not a variable that a job may set"),
     (changed(env={"X": 1}), "env.X: must be a text, got 1"),

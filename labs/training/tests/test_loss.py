@@ -18,8 +18,7 @@ from training_lab.loss import ChunkedLoss, Objective, liger_loss, make_head_loss
 SIZES = [1, 7, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 2 * CHUNK_TOKENS + 300]
 PLAIN = Objective()
 OBJECTIVES = [PLAIN, Objective(label_smoothing=0.1), Objective(z_loss=1e-3), Objective(0.1, 1e-3)]
-# torch's own loss is 1.7e-5 off with label smoothing, 50,257 words and the AVX2 of some processors.
-TOLERANCES = [(torch.float32, 2e-5), (torch.float64, 1e-10)]
+TOLERANCES = [(torch.float32, 1e-5), (torch.float64, 1e-10)]
 
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 each_kernel = pytest.mark.parametrize("kernel", [ChunkedLoss(), reference_loss], ids=["chunked", "reference"])
@@ -100,6 +99,8 @@ def test_any_number_of_tokens_gives_the_value_and_gradients_of_the_reference(num
 def test_every_objective_equals_its_formula(
     vocab_size: int, num_tokens: int, dtype: torch.dtype, tolerance: float, kernel: Kernel, objective: Objective
 ) -> None:
+    if kernel is reference_loss and objective.label_smoothing:
+        tolerance *= 2  # torch's own is 1.7e-5 off over 50,257 words with the AVX2 of some processors
     problem = make_problem(num_tokens, vocab_size, dtype)
     found = results(kernel, problem, objective)
     assert {one.dtype for one in found} == {dtype}
