@@ -311,7 +311,7 @@ def test_the_hubs_own_client_takes_the_fake_for_a_hub_and_a_flipped_byte_for_the
     environment = {**os.environ, **{f"HF_HUB_{name}": "1" for name in quiet}}
     arguments = (FINEWEB_REPO, NAME, hub.branches["main"])
     command = [sys.executable, "-c", CLIENT, *arguments]
-    flipped = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=60)
+    flipped = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300)
     assert flipped.returncode == 0, flipped.stderr
     kept = Path(flipped.stdout.splitlines()[-1])
     assert kept.resolve().name == SHA256
@@ -323,6 +323,6 @@ def test_the_hubs_own_client_takes_the_fake_for_a_hub_and_a_flipped_byte_for_the
     hub.always(Fault())
     assert fetched(hub).read_bytes() == CONTENT
     shutil.rmtree(os.environ["HF_HOME"])
-    right = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=60)
+    right = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300)
     assert right.returncode == 0, right.stderr
     assert Path(right.stdout.splitlines()[-1]).read_bytes() == CONTENT

@@ -93,7 +93,7 @@ def interpreted() -> Measured:
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(TRAINING)},
         capture_output=True,
         encoding="utf-8",
-        timeout=280,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

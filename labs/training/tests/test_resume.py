@@ -96,7 +96,7 @@ def test_killed_at_twenty_random_moments_saves_included_equals_never_stopped(tmp
     seed = str(random.SystemRandom().randrange(10**6))
     script = str(Path(__file__).parent / "kill_trainings.py")
     arguments = [sys.executable, script, str(config), "killed", "20", seed]
-    done = subprocess.run(arguments, env=environment, capture_output=True, encoding="utf-8", timeout=240)
+    done = subprocess.run(arguments, env=environment, capture_output=True, encoding="utf-8", timeout=800)
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
     in_saves = int(re.findall(r"(\d+) in a save", done.stdout)[0])
     assert in_saves > 0, done.stdout
@@ -136,7 +136,7 @@ def test_a_signal_finishes_the_update_saves_and_says_how_to_go_on(number: signal
     wait_for_line(process, "update    100")
     asked = time.monotonic()
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert time.monotonic() - asked < 10
     assert process.returncode == code
     assert number.name in err
@@ -184,7 +184,7 @@ def test_a_run_that_is_going_on_is_not_continued_by_another_process() -> None:
     assert second.returncode == 2
     assert "is being trained there now" in second.stderr
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == 143
 
 

@@ -31,7 +31,7 @@ def runpod(fake: FakeRunPod | None, folder: Path, *arguments: str) -> subprocess
     words = [word for setting in settings for word in ("--set", setting)]
     return subprocess.run(
         [find_python39() or sys.executable, "-m", "training_lab", *arguments, *words], cwd=folder, env=environment,
-        capture_output=True, encoding="utf-8", check=False, timeout=240,
+        capture_output=True, encoding="utf-8", check=False, timeout=800,
     )  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def test_a_study_that_is_stopped_goes_on_where_it_was() -> None:
     while not first.joinpath(record.METRICS).exists() or b'"update"' not in first.joinpath(record.METRICS).read_bytes():
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert "the same command goes on" in errors
     assert RunFolder(first).state() == "interrupted"
