@@ -78,9 +78,7 @@ def test_a_compiled_run_that_is_resumed_equals_one_that_never_stopped() -> None:
 def test_evaluation_does_not_use_what_was_compiled() -> None:
     trainer, eager = compiled_trainer(*PACKS), trainer_of(*PACKS)
     trainer.model.compiled_body = refuse_call
-    measured, expected = (
-        evaluate(one.model, one.head_loss, one.dataset.validation, one.hardware, 256) for one in (trainer, eager)
-    )
+    measured, expected = (evaluate(one.whole, one.dataset.validation, one.hardware, 256) for one in (trainer, eager))
     assert measured.loss == expected.loss
 
 

@@ -282,7 +282,7 @@ def test_evaluating_and_sampling_do_not_use_what_is_compiled_and_training_does(
     trainer = trainer_of("kernels.compile=on", "batch.layout=packs", "batch.micro_batches=2")
     compile_trainer(trainer, refuse_warning)
     calls.clear()
-    evaluate(trainer.model, trainer.head_loss, trainer.dataset.validation, trainer.hardware, 128)
+    evaluate(trainer.whole, trainer.dataset.validation, trainer.hardware, 128)
     assert calls == []
     assert trainer.model.training
     train_update(trainer)

@@ -28,8 +28,9 @@ from training_lab.resolve import resolve_config
 DOCUMENTS = 150
 
 WHOLE = [
-    "data.source=files", 'data.paths=["fineweb.parquet"]', "batch.packs=1", "batch.micro_batches=1", "batch.pack_length=1024",
-    "train.updates=2", "schedule.warmup_updates=1", "eval.tokens=2048", "eval.every=0", "checkpoint.every=2", "measure.warmup_updates=0",
+    "data.source=files", 'data.paths=["fineweb.parquet"]', "batch.packs=1", "batch.micro_batches=1",
+    "batch.pack_length=1024", "train.updates=2", "schedule.warmup_updates=1", "eval.tokens=2048", "eval.every=0",
+    "checkpoint.every=2", "measure.warmup_updates=0",
 ]  # fmt: skip
 """Two updates of a quarter of a pack, in place of a hundred of 35; the model and its optimizer stay as they are."""
 

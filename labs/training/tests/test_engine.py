@@ -70,7 +70,7 @@ def test_evaluating_and_sampling_change_nothing() -> None:
     restore_global_streams(streams, watched.hardware.device)
     for expected in alone_rows:
         before = torch.get_rng_state()
-        evaluate(watched.model, watched.head_loss, watched.dataset.validation, watched.hardware, 128)
+        evaluate(watched.whole, watched.dataset.validation, watched.hardware, 128)
         list(sample_tokens(watched.model, watched.hardware, [65], num_tokens=3, temperature=1.0, top_k=5, seed=0))
         watched.model.train()
         assert torch.equal(torch.get_rng_state(), before)

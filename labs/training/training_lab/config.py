@@ -154,7 +154,12 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """`auto`: a CUDA GPU, else Apple's MPS, else the CPU."""
     num_threads: int = setting(0, at_least=0, at_most=1024)
-    """CPU threads of one operation; 0: every CPU that the process may use. Another number changes the last bits."""
+    """CPU threads of one operation; 0: every CPU that the process may use, shared with the other processes of its
+    machine. Another number changes the last bits."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """How several processes, started with torchrun, share the model. `ddp`: each has all of it, and a share of the
+    update's micro-batches. `fsdp`: each also has only its part of the weights, gradients and optimizer's states. Says
+    how, not what: no part of the config's identity."""
 
 
 @dataclass(frozen=True)
@@ -381,9 +386,13 @@ def values_of(config: Config) -> dict[str, Any]:
 
 UNIDENTIFIED = ("purpose", "tracking", "remote")
 """The words, the mirrors and the machine: two configs that differ in them alone are the same experiment."""
+UNIDENTIFIED_SETTINGS = (("data", "cache_dir"), ("train", "parallel"))
+"""Single settings of the same kind."""
 
 
 def identified_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a config's values that its identity is made of."""
-    data = {name: value for name, value in values["data"].items() if name != "cache_dir"}
-    return {**{name: value for name, value in values.items() if name not in UNIDENTIFIED}, "data": data}
+    identified = {name: value for name, value in values.items() if name not in UNIDENTIFIED}
+    for section, name in UNIDENTIFIED_SETTINGS:
+        identified[section] = {key: value for key, value in identified[section].items() if key != name}
+    return identified

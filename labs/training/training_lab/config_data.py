@@ -117,8 +117,8 @@ class BatchConfig:
     """Whether each document of a pack is seen for itself. Without it attention and positions go on across the documents
     of a pack; what is predicted stays the same."""
     micro_batches: int = setting(1, at_least=1)
-    """Forward and backward passes into which an update is split: more of them need less memory, and the
-    update stays the same."""
+    """Forward and backward passes into which an update is split: more of them need less memory, and the update stays
+    the same. Several processes share them, and make as many more as gives all equally many."""
 
     @property
     def update_tokens(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from training_lab.checkpoint import list_checkpoints, remove_old, save_checkpoint, weights_sha256
 from training_lab.config import Config
@@ -21,6 +22,7 @@ from training_lab.data.batches import Batch, UpdateData
 from training_lab.data.dataset import Dataset
 from training_lab.data.layout import Pieces
 from training_lab.data.reading_ahead import ReadingAhead
+from training_lab.distributed import ALONE, Processes
 from training_lab.errors import LabError, UserError
 from training_lab.evaluate import evaluate
 from training_lab.kernels import Kernels, choose_kernels, compile_body
@@ -29,6 +31,16 @@ from training_lab.memory_peaks import PeakMemory
 from training_lab.model import Decoder, expected_initial_loss, initialise, is_plausible
 from training_lab.observation import Held, Observation, plan_observation
 from training_lab.optim import make_optimizers, restore_optimizer, set_rates
+from training_lab.parallel import (
+    SummedLoss,
+    backward_alone,
+    in_turn,
+    is_sharded,
+    own_share,
+    part_of,
+    share_model,
+    whole_of,
+)
 from training_lab.phases import Phases
 from training_lab.precision import Hardware
 from training_lab.randomness import global_streams, restore_global_streams, seed_global_streams
@@ -75,6 +87,11 @@ class Trainer:
     optimizers: list[torch.optim.Optimizer]
     scaler: torch.amp.GradScaler
     progress: Progress
+    processes: Processes
+    whole: SummedLoss
+    """The model with its head and loss."""
+    shared: nn.Module
+    """The same as the processes share it: what training calls."""
     phases: Phases = field(default_factory=Phases)
 
     def state(self) -> dict[str, Any]:
@@ -114,7 +131,7 @@ class Trainer:
             value for optimizer in self.optimizers for state in optimizer.state.values() for value in state.values()
         ]
         tensors = [*parameters, *gradients, *filter(torch.is_tensor, states), *head_buffers(self.head_loss)]
-        return Held(sum(tensor.nbytes for tensor in tensors), sum(gradient.nbytes for gradient in gradients))
+        return Held(*(sum(part_of(one).nbytes for one in some) for some in (tensors, gradients)))
 
 
 @dataclass
@@ -130,6 +147,11 @@ class Process:
     clock: WallClock
     peaks: PeakMemory
     observation: Observation
+    processes: Processes = ALONE
+
+    def is_stop_requested(self) -> bool:
+        """Whether any process of the run was told to stop: the same answer in all of them."""
+        return self.stop.agree(self.processes.maximum)
 
     @contextlib.contextmanager
     def part(self, name: str, scope: str) -> Iterator[Span]:
@@ -146,25 +168,30 @@ def observe(trainer: Trainer, folder: RunFolder, recorder: Recorder) -> Observat
     return Observation(plan, folder, recorder, trainer.phases, trainer.hardware.device, trainer.held)
 
 
-def make_trainer(config: Config, hardware: Hardware, dataset: Dataset) -> Trainer:
+def make_trainer(config: Config, hardware: Hardware, dataset: Dataset, processes: Processes = ALONE) -> Trainer:
     """The state before the first update: the same for the same config, whatever the process did before."""
     kernels = choose_kernels(config, hardware)
     model = Decoder(config.model, dataset.tokenizer.vocab_size, kernels.attention)
     initialise(model, config.train.seed)
     model.to(hardware.device).train()
     seed_global_streams(config.train.seed)
-    optimizers = make_optimizers(model, config.optimizer)
+    head_loss = make_head_loss(kernels.loss)
+    whole = SummedLoss(model, head_loss)
+    shared = share_model(whole, processes, config.train.parallel, hardware.device)
     return Trainer(
         config,
         hardware,
         kernels,
         dataset,
         model,
-        make_head_loss(kernels.loss),
+        head_loss,
         Objective(config.loss.label_smoothing, config.loss.z_loss),
-        optimizers,
+        make_optimizers(model, config.optimizer),
         hardware.make_scaler(),
         Progress(),
+        processes,
+        whole,
+        shared,
     )
 
 
@@ -181,7 +208,8 @@ def compile_trainer(trainer: Trainer, warn: Callable[[str], None]) -> dict[str, 
     def try_update() -> None:
         streams = global_streams(device)
         try:
-            forward_backward(trainer, micro_batch.to(device), max(1, data.num_target_tokens))
+            with backward_alone(trainer.shared):
+                forward_backward(trainer, micro_batch.to(device), max(1, data.num_target_tokens))
             trainer.hardware.synchronise()
         finally:
             trainer.model.zero_grad(set_to_none=True)
@@ -211,13 +239,13 @@ def train(trainer: Trainer, folder: RunFolder, process: Process) -> str:
     """
     config, progress, recorder = trainer.config, trainer.progress, process.recorder
     with ReadingAhead(trainer.dataset, config.train.updates) as reader, process.observation as observation:
-        is_stop = process.stop.requested
+        is_stop = process.is_stop_requested()
         while True:
             is_last = progress.update == config.train.updates
             if is_due(config.eval.every, progress.update, is_last) and (is_last or not is_stop):
                 with process.part("evaluation", "evaluation"):
                     measure(trainer, recorder)
-                is_stop = is_stop or process.stop.requested
+                is_stop = is_stop or process.is_stop_requested()
             is_best = config.checkpoint.keep_best and progress.best_update == progress.update > 0
             if is_last or is_stop or is_best or is_due(config.checkpoint.every, progress.update, is_last):
                 with process.part("checkpoint", "checkpoint"):
@@ -230,7 +258,7 @@ def train(trainer: Trainer, folder: RunFolder, process: Process) -> str:
             with process.clock.part("profile"), observation.of(update) as observed:
                 with process.part("update", "observed updates" if observed else "updates") as span:
                     row = train_update(trainer, reader.take)
-                    is_stop = process.stop.requested or update == process.stop_after
+                    is_stop = process.is_stop_requested() or update == process.stop_after
                     if is_stop or observation.is_edge(update) or is_interrupted(config, update):
                         trainer.hardware.synchronise()  # no work of this update runs into what comes between
                 row |= {"seconds": span.seconds, "memory_bytes": process.peaks.now(), **observed}
@@ -271,17 +299,22 @@ def train_update(trainer: Trainer, read: Callable[[int], UpdateData] | None = No
     with phases("zero_grad"):
         trainer.model.zero_grad(set_to_none=True)
     losses = []
-    for micro_batch in data.micro_batches:
+    own = own_share(data.micro_batches, trainer.processes)
+    for number, micro_batch in enumerate(own, start=1):
         with phases("transfer"):
             there = micro_batch.to(trainer.hardware.device)
-        losses.append(forward_backward(trainer, there, num_targets))
+        is_last = number == len(own)
+        with contextlib.nullcontext() if is_last else backward_alone(trainer.shared):
+            seed_dropout(trainer, update, number)
+            losses.append(forward_backward(trainer, there, num_targets, is_last))
 
     with phases("clip"):
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
         max_norm = config.optimizer.grad_clip or math.inf
-        grad_norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), max_norm).item()
-        micro_losses = [loss.item() for loss in losses]
+        grad_norm = whole_of(torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), max_norm)).item()
+        own_losses = [loss.item() for loss in losses]
+        micro_losses = in_turn(trainer.processes.gather(own_losses), len(data.micro_batches))
     # An overflow of scaled FP16 gradients is no failure: the step is skipped and the scale lowered.
     is_overflow = not math.isfinite(grad_norm) and scaler.get_scale() > 1 and has_overflow(trainer)
     refuse_non_finite(trainer, update, data, micro_losses, 0.0 if is_overflow else grad_norm, lr)
@@ -306,14 +339,21 @@ def train_update(trainer: Trainer, read: Callable[[int], UpdateData] | None = No
     }
 
 
-def forward_backward(trainer: Trainer, micro_batch: Batch, num_targets: int) -> torch.Tensor:
+def seed_dropout(trainer: Trainer, update: int, number: int) -> None:
+    """Gives a micro-batch a random stream of its own, so that what is dropped depends on neither the processes nor on
+    what ran before."""
+    if trainer.config.model.dropout:
+        place = (number - 1) * trainer.processes.world_size + trainer.processes.rank
+        seed_global_streams(trainer.config.train.seed, update, place)
+
+
+def forward_backward(trainer: Trainer, micro_batch: Batch, num_targets: int, is_last: bool = False) -> torch.Tensor:
     """Adds a micro-batch's gradient. Returns its share of the update's loss: its sum over the update's targets."""
-    if micro_batch.num_target_tokens == 0:
+    is_joint = trainer.processes.are_several and (is_last or is_sharded(trainer.shared))
+    if micro_batch.num_target_tokens == 0 and not is_joint:
         return torch.zeros(())
     with trainer.phases("forward"), trainer.hardware.autocast():
-        hidden_Td = trainer.model(micro_batch.tokens_T, micro_batch.positions_T, micro_batch.cu_seqlens)
-        summed = trainer.head_loss(hidden_Td, trainer.model.head_Vd, micro_batch.labels_T, trainer.objective)
-        loss = summed / num_targets
+        loss: torch.Tensor = trainer.shared(micro_batch, trainer.objective) / num_targets
     with trainer.phases("backward"):
         trainer.scaler.scale(loss).backward()
     return loss.detach()
@@ -348,8 +388,11 @@ def refuse_non_finite(
 
 def has_overflow(trainer: Trainer) -> bool:
     """Whether the loss scaler sees gradients that are not finite, and so will skip the step."""
+    if not trainer.scaler.is_enabled():
+        return False
     gradients = (parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None)
-    return trainer.scaler.is_enabled() and not all(bool(gradient.isfinite().all()) for gradient in gradients)
+    is_finite = all(bool(part_of(gradient).isfinite().all()) for gradient in gradients)
+    return trainer.processes.maximum(not is_finite) > 0
 
 
 def name_documents(dataset: Dataset, pieces: Pieces, at_most: int = 5) -> str:
@@ -366,7 +409,7 @@ def measure(trainer: Trainer, recorder: Recorder) -> None:
     if progress.evaluated_update == progress.update:
         return
     validation, batch_tokens = trainer.dataset.validation, config.eval.batch_tokens
-    result = evaluate(trainer.model, trainer.head_loss, validation, trainer.hardware, batch_tokens)
+    result = evaluate(trainer.whole, validation, trainer.hardware, batch_tokens, trainer.processes)
     progress.evaluated_update, progress.val_loss = progress.update, result.loss
     if result.loss < progress.best_val_loss:
         progress.best_update, progress.best_val_loss = progress.update, result.loss
@@ -389,6 +432,8 @@ def save(trainer: Trainer, folder: RunFolder, recorder: Recorder) -> None:
 
     The rows so far reach the disk first, so that a checkpoint never knows of an update that the metrics do not.
     """
+    if not trainer.processes.is_first:
+        return
     progress, checkpoints = trainer.progress, folder.file(CHECKPOINTS)
     newest = next(iter(list_checkpoints(checkpoints)), None)
     if progress.update == 0 or (newest is not None and newest.update == progress.update):

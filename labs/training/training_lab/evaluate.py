@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import NamedTuple
 
@@ -9,8 +10,9 @@ import torch
 
 from training_lab.data.batches import make_batch, split_by_tokens
 from training_lab.data.dataset import ValidationSet
-from training_lab.loss import CROSS_ENTROPY, HeadLoss
-from training_lab.model import Decoder
+from training_lab.distributed import ALONE, Processes
+from training_lab.loss import CROSS_ENTROPY
+from training_lab.parallel import SummedLoss, in_turn, own_share
 from training_lab.precision import Hardware
 
 
@@ -24,18 +26,18 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    model: Decoder, head_loss: HeadLoss, validation: ValidationSet, hardware: Hardware, batch_tokens: int
+    whole: SummedLoss, validation: ValidationSet, hardware: Hardware, batch_tokens: int, processes: Processes = ALONE
 ) -> Evaluation:
-    """Measures `model` on the whole validation set, `batch_tokens` tokens in a pass."""
+    """Measures a model on the whole validation set, `batch_tokens` tokens in a pass, with a share of the passes in each
+    process. The sum is exact, so that it does not depend on who adds what."""
     started = time.perf_counter()
-    was_training = model.training
-    model.eval()
-    total = 0.0
-    with torch.inference_mode(), hardware.autocast():
-        for pieces in split_by_tokens(validation.pieces, batch_tokens):
-            batch = make_batch(validation.stream, pieces).to(hardware.device)
-            hidden_Td = model(batch.tokens_T, batch.positions_T, batch.cu_seqlens)
-            total += head_loss(hidden_Td, model.head_Vd, batch.labels_T, CROSS_ENTROPY).item()
-    model.train(was_training)
+    was_training = whole.training
+    whole.eval()
+    batches = [make_batch(validation.stream, pieces) for pieces in split_by_tokens(validation.pieces, batch_tokens)]
+    with torch.no_grad(), hardware.autocast():
+        own = own_share(batches, processes)
+        sums = [whole(batch.to(hardware.device), CROSS_ENTROPY).item() for batch in own]
+    whole.train(was_training)
+    total = math.fsum(in_turn(processes.gather(sums), len(batches)))
     tokens = validation.num_target_tokens
     return Evaluation(total / tokens, tokens, time.perf_counter() - started)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from training_lab.config import Config
+from training_lab.distributed import ALONE, Processes
 from training_lab.errors import UserError
 from training_lab.footprint import compute_on
 from training_lab.gpus import need_gpu
@@ -65,14 +66,15 @@ class Hardware:
         return facts
 
 
-def choose_hardware(config: Config) -> Hardware:
+def choose_hardware(config: Config, processes: Processes = ALONE) -> Hardware:
     """Decides device, arithmetic and threads, and sets the threads. Raises UserError for what is not there.
 
     The number of threads is set here whatever the environment says, because it decides the last bits of results.
     """
     device, device_reason = choose_device(config.train.device)
+    device = own_device(device, processes)
     compute, compute_reason = choose_compute(config.precision.compute, device)
-    num_threads = config.train.num_threads or usable_cpus()
+    num_threads = config.train.num_threads or max(1, usable_cpus() // processes.local_world_size)
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision("highest")  # FP32 means FP32, whatever an environment variable says
     hardware = Hardware(device, device_reason, compute, compute_reason, num_threads)
@@ -103,6 +105,23 @@ def choose_device(wanted: str) -> tuple[torch.device, str]:
         there = ", ".join(kind for kind, is_there in available.items() if is_there)
         raise UserError(f"train.device: {wanted} is not available to torch {torch.__version__} here; there is: {there}")
     return torch.device(wanted), "asked for by train.device"
+
+
+def own_device(device: torch.device, processes: Processes) -> torch.device:
+    """This process's own device of a kind. Raises UserError if the machine has too few."""
+    if not processes.are_several or device.type == "cpu":
+        return device
+    there = torch.cuda.device_count() if device.type == "cuda" else 1
+    if processes.local_world_size > there:
+        raise UserError(
+            f"LOCAL_WORLD_SIZE: {processes.local_world_size} processes on a machine with {there} "
+            f"{device.type.upper()} device{'s' if there > 1 else ''}: give torchrun --nproc-per-node={there}, or train "
+            "with --set train.device=cpu"
+        )
+    own = torch.device(device.type, processes.local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(own)
+    return own
 
 
 def choose_compute(wanted: str, device: torch.device) -> tuple[str, str]:

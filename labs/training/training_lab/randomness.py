@@ -1,7 +1,7 @@
 """Random numbers with names: each stream is made from (seed, purpose, position), never from what ran before.
 
 Initial weights, the data's order, windows and samples each have a stream of their own, so that changing one leaves
-the others as they were. Dropout draws from torch's global stream, which is seeded once and saved in checkpoints.
+the others as they were. Dropout draws from torch's global stream, which is seeded for each micro-batch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ def generator(seed: int, purpose: str, *position: int | str) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(derived_seed(seed, purpose, *position) & (U64 >> 1))
 
 
-def seed_global_streams(seed: int) -> None:
+def seed_global_streams(seed: int, *position: int) -> None:
     """Seeds torch's global streams, that of every device; dropout draws from them."""
-    torch.manual_seed(derived_seed(seed, "global") & (U64 >> 1))
+    torch.manual_seed(derived_seed(seed, "global", *position) & (U64 >> 1))
 
 
 def global_streams(device: torch.device) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from training_lab.errors import UserError
 from training_lab.evaluate import evaluate
 from training_lab.loss import make_head_loss
 from training_lab.memory import advice_when_out_of_memory
+from training_lab.parallel import SummedLoss
 from training_lab.record import RunFolder
 from training_lab.restored import restore_model
 from training_lab.tracking import read_metrics, rows_of_kind
@@ -27,9 +28,8 @@ def evaluate_run(folder: RunFolder, update: int | None) -> dict[str, Any]:
         )
     config = restored.resolved.config
     with advice_when_out_of_memory(config):
-        head_loss = make_head_loss(restored.kernels.loss)
-        validation, batch_tokens = dataset.validation, config.eval.batch_tokens
-        result = evaluate(restored.model, head_loss, validation, restored.hardware, batch_tokens)
+        whole = SummedLoss(restored.model, make_head_loss(restored.kernels.loss))
+        result = evaluate(whole, dataset.validation, restored.hardware, config.eval.batch_tokens)
     update = restored.checkpoint.update
     evaluations = rows_of_kind(read_metrics(folder.file(record.METRICS)), "evaluation")
     recorded = next((row["val_loss"] for row in evaluations if row["update"] == update), None)

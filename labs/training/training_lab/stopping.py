@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,14 @@ class StopRequest:
     @property
     def requested(self) -> bool:
         return self.signal is not None
+
+    def agree(self, maximum: Callable[[int], int]) -> bool:
+        """Whether this process, or any that trains with it, was told to stop: the same answer in all of them. `maximum`
+        is over all processes."""
+        number = maximum(self.signal or 0)
+        if number:
+            self.signal = signal.Signals(number)
+        return number > 0  # a signal that came after the question is heard at the next one
 
     @property
     def exit_code(self) -> int:

@@ -22,17 +22,20 @@ from training_lab.console import Console
 from training_lab.csv_export import metrics_table
 from training_lab.data.dataset import Dataset, differences, prepare_dataset
 from training_lab.data.tokenizers import decode
+from training_lab.distributed import Processes, first_line, is_lost_connection, joined, share_out
 from training_lab.engine import NonFiniteError, Process, Trainer, compile_trainer, make_trainer, observe, train
 from training_lab.errors import LabError, UserError
 from training_lab.footprint import micro_batch_tokens
+from training_lab.identity import identity_of
 from training_lab.kernels import choose_kernels
 from training_lab.memory import OutOfMemoryError, advice_when_out_of_memory
 from training_lab.memory_peaks import PeakMemory
 from training_lab.mirrors.handle import Mirrors, need_mirrors, start_mirrors
 from training_lab.mirrors.mode import WandbChoice, choose_wandb
 from training_lab.model import count_parameters, expected_initial_loss
+from training_lab.observation import Observation
 from training_lab.optim import describe_groups
-from training_lab.precision import choose_hardware
+from training_lab.precision import Hardware, choose_hardware
 from training_lab.prediction import need_memory
 from training_lab.probe import measure_matmul_rate
 from training_lab.provenance import changed_files, describe_host, describe_source, pack_source
@@ -44,6 +47,7 @@ from training_lab.summary import Outcome, end_of_process, summarise
 from training_lab.tracking import (
     MetricsWriter,
     Recorder,
+    Unrecorded,
     count_lines,
     count_processes,
     read_metrics,
@@ -80,10 +84,22 @@ def run_training(
     run_id: str | None = None,
 ) -> int:  # fmt: skip
     """Trains the config to its end, going on with an unfinished run of it; a new one may be given its id. Returns the
-    exit code."""
-    config = resolved.config
-    if stop_after is not None and not 0 < stop_after <= config.train.updates:
-        raise UserError(f"--stop-after {stop_after}: must be from 1 to train.updates = {config.train.updates}")
+    exit code. Where torchrun started several processes, the first keeps the record and the others follow it."""
+    updates = resolved.config.train.updates
+    if stop_after is not None and not 0 < stop_after <= updates:
+        raise UserError(f"--stop-after {stop_after}: must be from 1 to train.updates = {updates}")
+    with joined(os.environ) as processes:
+        config = share_out(resolved.config, processes.world_size)
+        if not processes.is_first:
+            return follow(config, processes, stop_after, clock)
+        return lead(config, processes, resolved, runs_dir, console, is_new, stop_after, clock, run_id)
+
+
+def lead(
+    config: Config, processes: Processes, resolved: Resolved, runs_dir: Path, console: Console, is_new: bool,
+    stop_after: int | None, clock: WallClock, run_id: str | None,
+) -> int:  # fmt: skip
+    """The part of the first process, or of the only one: it keeps the run's folder."""
     choice = choose_wandb(config.tracking, os.environ)
     need_mirrors(config.tracking)
     source = describe_source()
@@ -99,29 +115,75 @@ def run_training(
                 raise UserError(f"{folder.path}: another process has just finished it; start another run with --new")
             checkpoint, damaged = newest_good(folder.file(record.CHECKPOINTS))
         console.note(f"W&B: {choice.mode} ({choice.reason})")
-        hardware = choose_hardware(config)
+        hardware = choose_hardware(config, processes)
         peaks = PeakMemory(hardware.device)
         with clock.part("data"), console.preparing(preparing(config)) as progress:
             dataset = prepare_dataset(config, progress)
             stats = dataset.stats(progress)
         need_memory(config, dataset.tokenizer.vocab_size, hardware, choose_kernels(config, hardware))
-        trainer = make_trainer(config, hardware, dataset)
+        trainer, initial_sha256 = assemble(config, hardware, dataset, processes, source)
+        if folder is not None:
+            check_same_data(folder, dataset.manifest)
+        at_update = checkpoint.update if checkpoint else 0
+        if stop_after is not None and stop_after <= at_update:
+            raise UserError(f"--stop-after {stop_after}: the run is already at update {at_update}")
         continuation: Continuation | None = None
         if folder is None:
             folder = record.create_run(runs_dir, resolved.name, run_id)
             held.enter_context(folder.lock())
-            write_beginning(folder, resolved, source, trainer, stats)
+            write_beginning(folder, resolved, source, trainer, stats, initial_sha256)
         else:
-            check_same_data(folder, dataset.manifest)
-            continuation = Continuation(restore(trainer, folder, checkpoint), damaged)
-        if stop_after is not None and stop_after <= trainer.progress.update:
-            raise UserError(f"--stop-after {stop_after}: the run is already at update {trainer.progress.update}")
+            continuation = Continuation(first_superseded(folder, checkpoint), damaged)
+        goes_on = processes.from_first("goes on", lambda: checkpoint is not None)
+        if goes_on:
+            restore(trainer, checkpoint)
         segment = 1 + count_processes(folder.file(record.METRICS))
         compiled = compile_trainer(trainer, console.warn)
         facts = {**describe_host(), **hardware.describe(), **trainer.kernels.describe(), **compiled}
-        record_environment(folder, {"segment": segment, **facts}, console)
+        record_environment(folder, {"segment": segment, **facts, **describe_sharing(trainer)}, console)
         begun = Begun(continuation, stats, segment, stop_after, clock, peaks, choice)
         return train_in_folder(trainer, folder, resolved, console, begun)
+
+
+def follow(config: Config, processes: Processes, stop_after: int | None, clock: WallClock) -> int:
+    """The part of every other process: it trains its share, and writes nothing."""
+    with advice_when_out_of_memory(config):
+        hardware = choose_hardware(config, processes)
+        peaks = PeakMemory(hardware.device)
+        dataset = prepare_dataset(config)
+        trainer, _ = assemble(config, hardware, dataset, processes, describe_source())
+        if processes.from_first("goes on", bool):
+            restore(trainer, None)
+        compile_trainer(trainer, lambda message: None)
+        recorder = Unrecorded()
+        with StopRequest() as stop:
+            folder = RunFolder(Path())
+            observation = Observation({}, folder, recorder, trainer.phases, hardware.device, trainer.held)
+            process = Process(0, stop_after, recorder, stop, clock, peaks, observation, processes)
+            outcome = train_to_outcome(trainer, folder, process)
+    if outcome.failure:
+        print(f"process {processes.rank}: {outcome.failure['message']}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def assemble(
+    config: Config, hardware: Hardware, dataset: Dataset, processes: Processes, source: dict[str, Any]
+) -> tuple[Trainer, str]:
+    """The trainer of this process, before the first update, and the hash of its weights. Raises UserError if the
+    processes have not the same code, data or weights."""
+    processes.need_same("code", identity_of(source["files"]))
+    processes.need_same("data", dataset.manifest["identity"])
+    processes.form_group(hardware.device)
+    trainer = make_trainer(config, hardware, dataset, processes)
+    initial_sha256 = weights_sha256(trainer.model)
+    processes.need_same("initial weights", initial_sha256)
+    return trainer, initial_sha256
+
+
+def describe_sharing(trainer: Trainer) -> dict[str, Any]:
+    """What the record says of how an update is shared."""
+    parallel = trainer.config.train.parallel if trainer.processes.are_several else None
+    return {**trainer.processes.describe(), "parallel": parallel, "micro_batches": trainer.config.batch.micro_batches}
 
 
 def preparing(config: Config) -> str:
@@ -136,7 +198,9 @@ def train_in_folder(trainer: Trainer, folder: RunFolder, resolved: Resolved, con
     with MetricsWriter(folder.file(record.METRICS)) as writer, StopRequest() as stop:
         recorder = Recorder(writer, console.row)
         observation = observe(trainer, folder, recorder)
-        process = Process(begun.segment, begun.stop_after, recorder, stop, begun.clock, begun.peaks, observation)
+        process = Process(
+            begun.segment, begun.stop_after, recorder, stop, begun.clock, begun.peaks, observation, trainer.processes
+        )
         folder.write_json(record.SUMMARY, summarise(trainer, folder, Outcome("running", 0, {}), process, None))
         console.begin(opening(resolved, trainer, folder, begun), command)
         facts = {"segment": begun.segment, "utc": utc_now()}
@@ -198,16 +262,31 @@ def train_to_outcome(trainer: Trainer, folder: RunFolder, process: Process) -> O
         with advice_when_out_of_memory(trainer.config):
             state = train(trainer, folder, process)
         process.recorder.sync()
-    except NonFiniteError as error:
+    except NonFiniteError as error:  # the same in every process
         return Outcome("failed: non-finite", 1, {"message": str(error), **error.facts})
     except OutOfMemoryError as error:
+        trainer.processes.tell_failure(str(error))
         return Outcome("failed: out of memory", 1, {"message": str(error)})
     except LabError as error:
+        trainer.processes.tell_failure(str(error))
         return Outcome("failed: error", 1, {"message": str(error)})
     except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-        return Outcome("failed: error", 1, {"message": message, "traceback": traceback.format_exc()})
+        return unforeseen(error, trainer.processes)
     return Outcome(state, process.stop.exit_code if state == "interrupted" else 0, {})
+
+
+def unforeseen(error: Exception, processes: Processes) -> Outcome:
+    """The outcome of an error that nobody expects: in one of several processes mostly that another one has ended."""
+    message = f"{type(error).__name__}: {error}"
+    if isinstance(error, RuntimeError) and processes.are_several:
+        elsewhere = processes.failure_elsewhere()
+        if elsewhere is not None:
+            return Outcome("failed: error", 1, {"message": f"ended because another process failed: {elsewhere}"})
+        if is_lost_connection(error):
+            gone = "another process of the run is gone: it was killed, or its machine is lost"
+            return Outcome("failed: error", 1, {"message": f"{gone} ({first_line(error)}); the same command goes on"})
+    processes.tell_failure(message)
+    return Outcome("failed: error", 1, {"message": message, "traceback": traceback.format_exc()})
 
 
 def probe_device(trainer: Trainer, process: Process, outcome: Outcome) -> dict[str, Any] | None:
@@ -273,15 +352,18 @@ def check_same_data(folder: RunFolder, manifest: dict[str, Any]) -> None:
         )
 
 
-def restore(trainer: Trainer, folder: RunFolder, checkpoint: Checkpoint | None) -> int:
-    """Brings the trainer to the checkpoint (None: the run was killed before its first one).
+def restore(trainer: Trainer, checkpoint: Checkpoint | None) -> None:
+    """Brings the trainer to the checkpoint, which only the first process has."""
+    state = trainer.processes.share_state(checkpoint.load() if checkpoint else None)
+    trainer.restore(state, with_optimizer=trainer.config.checkpoint.restore == "all")
 
-    Returns the first line of the metrics that going on supersedes. Raises LabError if rows before it are lost.
-    """
+
+def first_superseded(folder: RunFolder, checkpoint: Checkpoint | None) -> int:
+    """The first line of the metrics that going on from a checkpoint supersedes (None: the run was killed before its
+    first one). Sets aside what is newer. Raises LabError if rows before it are lost."""
     set_aside_damaged(folder.file(record.CHECKPOINTS), checkpoint)
     if checkpoint is None:
         return 0
-    trainer.restore(checkpoint.load(), with_optimizer=trainer.config.checkpoint.restore == "all")
     rows = rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")
     lost = sorted(set(range(1, checkpoint.update + 1)) - {row["update"] for row in rows})
     first_line: int = checkpoint.describe()["metrics_lines"]
@@ -295,8 +377,9 @@ def restore(trainer: Trainer, folder: RunFolder, checkpoint: Checkpoint | None) 
 
 
 def write_beginning(
-    folder: RunFolder, resolved: Resolved, source: dict[str, Any], trainer: Trainer, stats: dict[str, Any]
-) -> None:
+    folder: RunFolder, resolved: Resolved, source: dict[str, Any], trainer: Trainer, stats: dict[str, Any],
+    initial_sha256: str,
+) -> None:  # fmt: skip
     """Writes what is known before the first update; the config last, because with it the folder is a run."""
     folder.write_json(record.SOURCE, source)
     write_atomically(folder.file(record.SOURCE_ARCHIVE), pack_source())
@@ -307,7 +390,7 @@ def write_beginning(
     model = {
         "parameters": count_parameters(trainer.model),
         "optimizer_groups": describe_groups(trainer.model, trainer.config.optimizer),
-        "initial_weights_sha256": weights_sha256(trainer.model),
+        "initial_weights_sha256": initial_sha256,
     }
     folder.write_json(record.CONFIG, {**resolved.record(), "model": model})
 
@@ -355,6 +438,7 @@ def opening(resolved: Resolved, trainer: Trainer, folder: RunFolder, begun: Begu
         **mirrored,
         **trainer.hardware.describe(),
         **trainer.kernels.describe(),
+        **describe_sharing(trainer),
     }
 
 

@@ -154,6 +154,11 @@ def pad(batch: Batch, num_tokens: int, num_pieces: int, longest: int) -> Batch:
     )
 
 
+def without_labels(batch: Batch) -> Batch:
+    """A batch of the same shape with nothing to learn: for who takes part in a pass without a share of the text."""
+    return dataclasses.replace(batch, labels_T=torch.full_like(batch.labels_T, IGNORED), num_target_tokens=0)
+
+
 def split_rows(pieces: Pieces, row_tokens: int | None, num_parts: int) -> list[tuple[int, int]]:
     """At most `num_parts` runs of whole rows, of about equally many token slots, as (first piece, last piece + 1).
 
