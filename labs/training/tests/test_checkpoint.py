@@ -15,22 +15,34 @@ import torch
 from tiny import tiny
 
 from training_lab import checkpoint as module
-from training_lab.checkpoint import list_checkpoints, newest_good, remove_old, save_checkpoint, set_aside_damaged
+from training_lab.checkpoint import (
+    Checkpoint,
+    list_checkpoints,
+    newest_good,
+    remove_old,
+    save_checkpoint,
+    set_aside_damaged,
+)
+from training_lab.config import CheckpointConfig
 from training_lab.data.dataset import prepare_dataset
 from training_lab.engine import Trainer, make_trainer, train_update
 from training_lab.errors import LabError, UserError
 from training_lab.optim import restore_optimizer
 from training_lab.precision import choose_hardware
 
-FACTS = {"metrics_lines": 3, "weights_sha256": "0" * 64}
+FACTS = {"metrics_lines": 3}
 
 
 def make_state(value: float) -> dict[str, Any]:
-    return {"weights": torch.full((1000,), value), "progress": {"update": int(value), "best": float("inf")}}
+    return {"model": {"weights": torch.full((1000,), value)}, "progress": {"update": int(value), "best": float("inf")}}
 
 
 def save(folder: Path, update: int) -> None:
     save_checkpoint(folder, update, make_state(update), FACTS)
+
+
+def newest(folder: Path) -> Checkpoint:
+    return list_checkpoints(folder)[0]
 
 
 def updates_in(folder: Path) -> list[int]:
@@ -53,7 +65,7 @@ def test_what_was_saved_is_loaded_and_has_its_hash(folder: Path) -> None:
     assert found is not None
     assert damaged == []
     assert found.describe()["metrics_lines"] == 3
-    assert torch.equal(found.load()["weights"], make_state(7)["weights"])
+    assert torch.equal(found.load()["model"]["weights"], make_state(7)["model"]["weights"])
     assert (folder.parent / "checkpoint.pt").read_bytes() == (found.path / "state.pt").read_bytes()
 
 
@@ -98,7 +110,7 @@ def save_and_die(folder: Path, die_at: int, counted: Any) -> None:
     module.shutil.rmtree = dying(module.shutil.rmtree)  # type: ignore[attr-defined]
     module.HashingFile.write = dying(module.HashingFile.write)  # type: ignore[method-assign]
     save_checkpoint(folder, 2, make_state(2), FACTS)
-    remove_old(folder, keep_last=1, best_update=None)
+    remove_old(folder, CheckpointConfig(keep_last=1), None, newest(folder))
     os._exit(0)
 
 
@@ -116,11 +128,11 @@ def test_a_process_killed_at_any_step_of_a_save_leaves_a_whole_checkpoint(tmp_pa
         found, damaged = newest_good(folder)
         assert found is not None, die_at
         assert damaged == [], die_at
-        assert torch.equal(found.load()["weights"], make_state(found.update)["weights"]), die_at
+        assert torch.equal(found.load()["model"]["weights"], make_state(found.update)["model"]["weights"]), die_at
         seen.add(found.update)
         # The next process saves over whatever was left, and cleans up.
         save(folder, 3)
-        remove_old(folder, keep_last=1, best_update=None)
+        remove_old(folder, CheckpointConfig(keep_last=1), None, newest(folder))
         assert sorted(path.name for path in folder.iterdir()) == ["update-000003"], die_at
         if child.exitcode == 0:
             break
@@ -150,7 +162,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(folder: Path, 
         (path / "state.pt").unlink()
         (path / "state.pt").mkdir()
     else:
-        (path / "checkpoint.json").write_text("{}" if damage == "empty description" else '{"format": 1}')
+        (path / "checkpoint.json").write_text("{}" if damage == "empty description" else '{"format": 2}')
     found, damaged = newest_good(folder)
     assert found is not None
     assert found.update == 1
@@ -180,7 +192,7 @@ def test_what_is_newer_than_the_good_one_is_set_aside_and_never_counted(folder: 
 def test_the_newest_are_kept_by_number_and_not_by_name(folder: Path, pair: tuple[int, int]) -> None:
     for update in (1, *pair):
         save(folder, update)
-    remove_old(folder, keep_last=2, best_update=None)
+    remove_old(folder, CheckpointConfig(keep_last=2), None, newest(folder))
     assert updates_in(folder) == list(reversed(pair))
 
 
@@ -189,7 +201,7 @@ def test_the_best_is_kept_and_foreign_files_are_not_touched(folder: Path) -> Non
         save(folder, update)
     (folder / "update-000001-mine").mkdir()
     (folder / "notes.txt").write_text("mine")
-    remove_old(folder, keep_last=1, best_update=2)
+    remove_old(folder, CheckpointConfig(keep_last=1), 2, newest(folder))
     assert updates_in(folder) == [4, 2]
     assert (folder / "update-000001-mine").is_dir()
     assert (folder / "notes.txt").read_text() == "mine"

@@ -1,34 +1,42 @@
 """States to resume from: one folder each, written aside, synced, hashed, and renamed when it is whole.
 
     checkpoints/update-000100/state.pt            tensors and plain types; loads with weights_only=True
-    checkpoints/update-000100/checkpoint.json     size and SHA-256 of the state, and what it belongs to
+    checkpoints/update-000100/parts/              the tensors, where several processes have a part of each
+    checkpoints/update-000100/checkpoint.json     size and SHA-256 of each file, and what they belong to
     checkpoint.pt                                 the last state, under the name that people look for
 
-A folder with that name is complete, because it got its name last; whether it is still intact, its hash says. So
+A folder with that name is complete, because it got its name last; whether it is still intact, its hashes say. So
 there is always a whole checkpoint once the first was saved, wherever the process is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from experiment_runner.durable import UNFINISHED_PREFIX, json_text, sha256_of_file, sync_file, sync_folder
+from training_lab.config import CheckpointConfig
 from training_lab.errors import LabError
-from training_lab.record import LAST_CHECKPOINT
+from training_lab.parallel import whole_of
+from training_lab.record import CONFIG, LAST_CHECKPOINT
+from training_lab.sharded import join_tensors, own_parts, read_parts, split_tensors, write_parts
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a state of an older version can no longer be read."""
 STATE = "state.pt"
+PARTS = "parts"
 DESCRIPTION = "checkpoint.json"
-DESCRIBED = {"bytes": int, "sha256": str, "metrics_lines": int, "weights_sha256": str}
+DESCRIBED = {"files": dict, "metrics_lines": int, "weights_sha256": str}
 NAME = re.compile(r"update-(\d{6,})")
 
 
@@ -47,29 +55,32 @@ class Checkpoint(NamedTuple):
             for key, kind in DESCRIBED.items():
                 if not isinstance(description[key], kind):
                     raise TypeError(key)
+            if not all(isinstance(one["bytes"], int) and one["sha256"] for one in description["files"].values()):
+                raise TypeError("files")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LabError(f"{self.path}: damaged: its {DESCRIPTION} cannot be read") from error
         return description
 
     def verify(self) -> dict[str, Any]:
-        """Compares the state with its description, and returns that. Raises LabError if it is damaged."""
+        """Compares the files with their description, and returns that. Raises LabError if one is damaged."""
         description = self.describe()
-        state = self.path / STATE
-        try:
-            size = state.stat().st_size
-            sha256 = sha256_of_file(state)
-        except OSError as error:
-            raise LabError(f"{self.path}: damaged: {STATE} cannot be read: {error.strerror}") from error
-        if size != description["bytes"]:
-            raise LabError(f"{self.path}: damaged: {STATE} has {size} bytes, had {description['bytes']}")
-        if sha256 != description["sha256"]:
-            raise LabError(f"{self.path}: damaged: the SHA-256 of {STATE} differs")
+        for name, expected in description["files"].items():
+            try:
+                size = (self.path / name).stat().st_size
+                sha256 = sha256_of_file(self.path / name)
+            except OSError as error:
+                raise LabError(f"{self.path}: damaged: {name} cannot be read: {error.strerror}") from error
+            if size != expected["bytes"]:
+                raise LabError(f"{self.path}: damaged: {name} has {size} bytes, had {expected['bytes']}")
+            if sha256 != expected["sha256"]:
+                raise LabError(f"{self.path}: damaged: the SHA-256 of {name} differs")
         return description
 
     def load(self) -> dict[str, Any]:
-        """The state, on the CPU. Verify before."""
+        """The state, whole, on the CPU. Verify before."""
         state: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
-        return state
+        parts = self.path / PARTS
+        return join_tensors(state, read_parts(parts)) if parts.is_dir() else state
 
 
 class HashingFile:
@@ -91,55 +102,130 @@ class HashingFile:
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """The whole checkpoints of a folder, newest first."""
+    """The whole checkpoints of a run, newest first. One that says it is another run's is passed over."""
     matches = [(NAME.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted((Checkpoint(int(match[1]), path) for match, path in matches if match), reverse=True)
+    found = sorted((Checkpoint(int(match[1]), path) for match, path in matches if match), reverse=True)
+    own = run_of(folder.parent / CONFIG, "uid")
+    return [one for one in found if own is None or run_of(one.path / DESCRIPTION, "run") in (None, own)]
+
+
+def run_of(path: Path, key: str) -> str | None:
+    """Which run a JSON file says that it belongs to; None if it does not."""
+    try:
+        found = json.loads(path.read_text("utf-8")).get(key)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def save_checkpoint(folder: Path, update: int, state: dict[str, Any], facts: dict[str, Any]) -> Checkpoint:
     """Saves `state` as the checkpoint after `update`, of which there is none yet.
 
-    `facts` are what its description says besides: at least `metrics_lines` and `weights_sha256`. Raises LabError if the
-    disk does not take it; the older checkpoints are then as they were.
+    `facts` are what its description says besides, at least `metrics_lines`. Raises LabError if the disk does not take
+    it; the older checkpoints are then as they were.
     """
-    final = folder / f"update-{update:06d}"
-    aside = folder / f"{UNFINISHED_PREFIX}{final.name}"
-    shutil.rmtree(aside, ignore_errors=True)
-    written = 0
+    checkpoint = Checkpoint(update, folder / f"update-{update:06d}")
+    aside = begin_aside(checkpoint)
+    with removing_on_error(checkpoint, aside):
+        files = {STATE: write_state(aside / STATE, state)}
+        finish(checkpoint, aside, {"files": files, "weights_sha256": hash_weights(state["model"]), **facts})
+    link_last(checkpoint.path / STATE, folder.parent / LAST_CHECKPOINT)
+    return checkpoint
+
+
+def save_sharded_checkpoint(
+    folder: Path, update: int, state: dict[str, Any], facts: dict[str, Any], rank: int, group: dist.ProcessGroup
+) -> Checkpoint:
+    """The same for a state that lies in parts in all processes, which all call this and see the folder. `facts` has
+    the `weights_sha256` as well. Raises LabError in all of them if the disk of one does not take it."""
+    checkpoint = Checkpoint(update, folder / f"update-{update:06d}")
+    aside = checkpoint.path.with_name(f"{UNFINISHED_PREFIX}{checkpoint.path.name}")
+    plain, tensors = split_tensors(state)
+    with agreeing(group, "begin"):
+        if rank == 0:
+            begin_aside(checkpoint)
+    with agreeing(group, "write"), removing_on_error(checkpoint, aside):
+        write_parts(aside / PARTS, tensors, group)
+    own: dict[str, Any] = {}
+    with agreeing(group, "hash"):
+        for path in own_parts(aside / PARTS, rank):
+            own[path.relative_to(aside).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
+    gathered: list[dict[str, Any]] = [{}] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, own, group=group)
+    with agreeing(group, "finish"), removing_on_error(checkpoint, aside):
+        if rank == 0:
+            files = {STATE: write_state(aside / STATE, plain)}
+            for parts in gathered:
+                files |= parts
+            sync_folder(aside / PARTS)
+            finish(checkpoint, aside, {"files": files, **facts})
+    return checkpoint
+
+
+@contextlib.contextmanager
+def agreeing(group: dist.ProcessGroup, what: str) -> Iterator[None]:
+    """Raises LabError in all processes if what is done within failed in one."""
+    failure = None
     try:
+        yield
+    except Exception as error:  # whatever it is, the others must hear of it
+        failure = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
+    heard: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(heard, failure, group=group)
+    for rank, message in enumerate(heard):
+        if message is not None:
+            raise LabError(f"process {rank}: could not {what} a checkpoint: {message}")
+
+
+def begin_aside(checkpoint: Checkpoint) -> Path:
+    """The folder in which a checkpoint is made, empty."""
+    aside = checkpoint.path.with_name(f"{UNFINISHED_PREFIX}{checkpoint.path.name}")
+    if checkpoint.path.exists():
+        raise LabError(f"{checkpoint.path}: is another run's checkpoint, and in the way of this one's: move it away")
+    with removing_on_error(checkpoint, aside):
+        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        with open(aside / STATE, "wb") as file:
-            hashing = HashingFile(file)
-            try:
-                torch.save(state, hashing)  # type: ignore[arg-type]  # it asks for write and flush only
-            finally:
-                written = hashing.size
-            sync_file(file)
-        description = {
-            "format": FORMAT,
-            "update": update,
-            "bytes": written,
-            "sha256": hashing.digest.hexdigest(),
-            **facts,
-        }
-        with open(aside / DESCRIPTION, "w", encoding="utf-8") as text_file:
-            text_file.write(json_text(description))
-            sync_file(text_file)
-        sync_folder(aside)
-        os.rename(aside, final)
-        sync_folder(folder)
+    return aside
+
+
+def write_state(path: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """Writes and syncs a state. Returns its size and hash."""
+    with open(path, "wb") as file:
+        hashing = HashingFile(file)
+        torch.save(state, hashing)  # type: ignore[arg-type]  # it asks for write and flush only
+        sync_file(file)
+    return {"bytes": hashing.size, "sha256": hashing.digest.hexdigest()}
+
+
+def finish(checkpoint: Checkpoint, aside: Path, facts: dict[str, Any]) -> None:
+    """Writes the description, and gives the folder its name."""
+    own = run_of(checkpoint.path.parent.parent / CONFIG, "uid")
+    description = {"format": FORMAT, "run": own, "update": checkpoint.update, **facts}
+    with open(aside / DESCRIPTION, "w", encoding="utf-8") as text_file:
+        text_file.write(json_text(description))
+        sync_file(text_file)
+    sync_folder(aside)
+    os.rename(aside, checkpoint.path)
+    sync_folder(checkpoint.path.parent)
+
+
+@contextlib.contextmanager
+def removing_on_error(checkpoint: Checkpoint, aside: Path) -> Iterator[None]:
+    """Turns what the disk refuses into a LabError, and leaves nothing unfinished behind."""
+    try:
+        yield
     except (OSError, RuntimeError) as error:
         cause = error if isinstance(error, OSError) else error.__context__
         if not isinstance(cause, OSError):
             raise
+        written = sum(path.stat().st_size for path in aside.rglob("*") if path.is_file())
         shutil.rmtree(aside, ignore_errors=True)
+        folder = checkpoint.path.parent
         free = shutil.disk_usage(folder).free if folder.exists() else 0
         raise LabError(
-            f"{final}: cannot be saved: {cause.strerror} after {written:,} bytes, {free:,} bytes are free; "
+            f"{checkpoint.path}: cannot be saved: {cause.strerror} after {written:,} bytes, {free:,} bytes are free; "
             "make room and give the same command again: the checkpoints before it are whole"
         ) from error
-    link_last(final / STATE, folder.parent / LAST_CHECKPOINT)
-    return Checkpoint(update, final)
 
 
 def link_last(state: Path, name: Path) -> None:
@@ -158,13 +244,20 @@ def link_last(state: Path, name: Path) -> None:
         raise LabError(f"{name}: cannot be made: {error.strerror}; the checkpoint itself, {state}, is whole") from error
 
 
-def remove_old(folder: Path, keep_last: int, best_update: int | None) -> None:
-    """Removes all but the newest `keep_last` checkpoints and the best one, and what a crash left unfinished."""
+def remove_old(folder: Path, config: CheckpointConfig, best_update: int | None, newest: Checkpoint) -> None:
+    """Removes what need not be kept, and what a crash left unfinished; but nothing before `newest` was read back and is
+    right. Kept are the newest `keep_last`, the best one, and each multiple of `keep_every`."""
+    old = [
+        one
+        for one in list_checkpoints(folder)[config.keep_last :]
+        if one.update != best_update and not (config.keep_every and one.update % config.keep_every == 0)
+    ]
+    if old:
+        newest.verify()
     try:
-        for old in list_checkpoints(folder)[keep_last:]:
-            if old.update != best_update:
-                # Renamed first, so that a crash in the middle leaves no folder that looks whole.
-                os.rename(old.path, old.path.with_name(f"{UNFINISHED_PREFIX}{old.path.name}"))
+        for one in old:
+            # Renamed first, so that a crash in the middle leaves no folder that looks whole.
+            os.rename(one.path, one.path.with_name(f"{UNFINISHED_PREFIX}{one.path.name}"))
         for left in folder.glob(f"{UNFINISHED_PREFIX}*"):
             shutil.rmtree(left)
     except OSError as error:
@@ -199,9 +292,15 @@ def set_aside_damaged(folder: Path, good: Checkpoint | None) -> None:
 
 
 def weights_sha256(model: torch.nn.Module) -> str:
-    """One hash over all parameters, with their names: equal hashes are equal weights, bit for bit."""
+    """One hash over all parameters, with their names: equal hashes are equal weights, bit for bit. Where processes have
+    a part of each, all of them must call this."""
+    return hash_weights({name: whole_of(parameter.detach()) for name, parameter in model.named_parameters()})
+
+
+def hash_weights(weights: dict[str, torch.Tensor]) -> str:
+    """The same from the weights by their names."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    for name, tensor in sorted(weights.items()):
         digest.update(name.encode("utf-8") + b"\0")
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -189,9 +189,22 @@ class CheckpointConfig:
     """How many of the newest are kept."""
     keep_best: bool = True
     """Also save and keep the state with the lowest validation loss."""
+    keep_every: int = setting(0, at_least=0)
+    """Also keep for good the state of every so many updates, a multiple of checkpoint.every; 0: none."""
+    background: bool = True
+    """Training goes on while a state is written, from a copy that takes as much memory as the state. `false`: it
+    waits, and needs none. The states are the same."""
     restore: Literal["all", "weights"] = "all"
     """What a run that goes on takes from its checkpoint. `weights`: everything but the optimizer's state, which begins
     anew. It is there to show what that does: such a run is not what one without an interruption would have been."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.keep_every % self.every:
+            near = max(1, round(self.keep_every / self.every)) * self.every
+            yield Problem(
+                "checkpoint.keep_every",
+                f"must be a multiple of checkpoint.every = {self.every}, got {self.keep_every}; the nearest is {near}",
+            )
 
 
 @dataclass(frozen=True)
@@ -386,7 +399,9 @@ def values_of(config: Config) -> dict[str, Any]:
 
 UNIDENTIFIED = ("purpose", "tracking", "remote")
 """The words, the mirrors and the machine: two configs that differ in them alone are the same experiment."""
-UNIDENTIFIED_SETTINGS = (("data", "cache_dir"), ("train", "parallel"))
+UNIDENTIFIED_SETTINGS = (
+    ("data", "cache_dir"), ("train", "parallel"), ("checkpoint", "background"), ("checkpoint", "keep_every"),
+)  # fmt: skip
 """Single settings of the same kind."""
 
 

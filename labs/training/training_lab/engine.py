@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training_lab.checkpoint import list_checkpoints, remove_old, save_checkpoint, weights_sha256
+from training_lab.checkpoint import weights_sha256
 from training_lab.config import Config
 from training_lab.data.batches import Batch, UpdateData
 from training_lab.data.dataset import Dataset
@@ -36,15 +35,18 @@ from training_lab.parallel import (
     backward_alone,
     in_turn,
     is_sharded,
+    keep_parts_only,
     own_share,
     part_of,
     share_model,
+    shared_like,
     whole_of,
 )
 from training_lab.phases import Phases
 from training_lab.precision import Hardware
 from training_lab.randomness import global_streams, restore_global_streams, seed_global_streams
-from training_lab.record import CHECKPOINTS, MEMORY_EVENTS, TIMELINE, RunFolder
+from training_lab.record import MEMORY_EVENTS, TIMELINE, RunFolder
+from training_lab.saving import Saver
 from training_lab.schedule import learning_rate, muon_momentum
 from training_lab.stopping import StopRequest
 from training_lab.tracking import Recorder, Row
@@ -92,6 +94,8 @@ class Trainer:
     """The model with its head and loss."""
     shared: nn.Module
     """The same as the processes share it: what training calls."""
+    hashed: tuple[int, str] | None = None
+    """Where each process has only a part of the weights: the last update after which they were hashed, and the hash."""
     phases: Phases = field(default_factory=Phases)
 
     def state(self) -> dict[str, Any]:
@@ -115,7 +119,8 @@ class Trainer:
         if state["sampler"] != self.dataset.sampler_state(state["progress"]["update"]):
             raise UserError("the checkpoint goes on at another place in the data: its updates were of another size")
         check_shapes(self.model, state["model"])
-        self.model.load_state_dict(state["model"])
+        named = dict(self.model.named_parameters())
+        self.model.load_state_dict({name: shared_like(named[name], one) for name, one in state["model"].items()})
         if with_optimizer:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 restore_optimizer(optimizer, saved)
@@ -238,7 +243,8 @@ def train(trainer: Trainer, folder: RunFolder, process: Process) -> str:
     Raises NonFiniteError before an optimizer step with a loss or gradient that is not a number.
     """
     config, progress, recorder = trainer.config, trainer.progress, process.recorder
-    with ReadingAhead(trainer.dataset, config.train.updates) as reader, process.observation as observation:
+    saver = Saver(folder, config.checkpoint, progress.update, trainer.processes, is_sharded(trainer.shared))
+    with ReadingAhead(trainer.dataset, config.train.updates) as reader, process.observation as observation, saver:
         is_stop = process.is_stop_requested()
         while True:
             is_last = progress.update == config.train.updates
@@ -249,7 +255,9 @@ def train(trainer: Trainer, folder: RunFolder, process: Process) -> str:
             is_best = config.checkpoint.keep_best and progress.best_update == progress.update > 0
             if is_last or is_stop or is_best or is_due(config.checkpoint.every, progress.update, is_last):
                 with process.part("checkpoint", "checkpoint"):
-                    save(trainer, folder, recorder)
+                    save(trainer, saver, recorder, is_awaited=is_last or is_stop)
+            for saved in saver.finished():
+                recorder.event("checkpoint", **saved._asdict())
             if is_last:
                 return "finished"
             if is_stop:
@@ -410,6 +418,7 @@ def measure(trainer: Trainer, recorder: Recorder) -> None:
         return
     validation, batch_tokens = trainer.dataset.validation, config.eval.batch_tokens
     result = evaluate(trainer.whole, validation, trainer.hardware, batch_tokens, trainer.processes)
+    keep_parts_only(trainer.shared)
     progress.evaluated_update, progress.val_loss = progress.update, result.loss
     if result.loss < progress.best_val_loss:
         progress.best_update, progress.best_val_loss = progress.update, result.loss
@@ -427,30 +436,20 @@ def measure(trainer: Trainer, recorder: Recorder) -> None:
         recorder.event("implausible initial loss", measured=str(result.loss), expected=expected)
 
 
-def save(trainer: Trainer, folder: RunFolder, recorder: Recorder) -> None:
-    """Saves the present state, unless it was saved already; then removes what need not be kept.
+def save(trainer: Trainer, saver: Saver, recorder: Recorder, is_awaited: bool) -> None:
+    """Begins to save the present state, unless that was done already; waits for it if `is_awaited`.
 
     The rows so far reach the disk first, so that a checkpoint never knows of an update that the metrics do not.
     """
-    if not trainer.processes.is_first:
-        return
-    progress, checkpoints = trainer.progress, folder.file(CHECKPOINTS)
-    newest = next(iter(list_checkpoints(checkpoints)), None)
-    if progress.update == 0 or (newest is not None and newest.update == progress.update):
-        return
-    started = time.perf_counter()
-    is_measured = progress.evaluated_update == progress.update and math.isfinite(progress.val_loss)
-    facts = {
-        "metrics_lines": recorder.sync(),
-        "val_loss": progress.val_loss if is_measured else None,
-        "weights_sha256": weights_sha256(trainer.model),
-    }
-    checkpoint = save_checkpoint(checkpoints, progress.update, trainer.state(), facts)
-    best = progress.best_update if trainer.config.checkpoint.keep_best else None
-    remove_old(checkpoints, trainer.config.checkpoint.keep_last, best)
-    recorder.event(
-        "checkpoint",
-        update=progress.update,
-        path=checkpoint.path.relative_to(folder.path).as_posix(),
-        seconds=time.perf_counter() - started,
-    )
+    progress, is_in_parts = trainer.progress, is_sharded(trainer.shared)
+    if saver.saved_update != progress.update and (trainer.processes.is_first or is_in_parts):
+        is_measured = progress.evaluated_update == progress.update and math.isfinite(progress.val_loss)
+        val_loss = progress.val_loss if is_measured else None
+        facts: dict[str, Any] = {"metrics_lines": recorder.sync(), "val_loss": val_loss}
+        if is_in_parts:
+            trainer.hashed = (progress.update, weights_sha256(trainer.model))
+            facts["weights_sha256"] = trainer.hashed[1]
+        best = progress.best_update if trainer.config.checkpoint.keep_best else None
+        saver.save(progress.update, trainer.state(), facts, best)
+    if is_awaited:
+        saver.wait()

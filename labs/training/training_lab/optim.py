@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from training_lab.config import OptimizerConfig
+from training_lab.parallel import shared_like
 
 
 class ParameterGroup(NamedTuple):
@@ -91,7 +92,12 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
     with it the last bits.
     """
     chosen = [group.get("fused") for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = {
+        number: {name: shared_like(parameters[number], value) for name, value in values.items()}
+        for number, values in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": moments})
     for group, fused in zip(optimizer.param_groups, chosen, strict=True):
         if fused is not None:
             group["fused"] = fused

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from training_lab.data.batches import Batch, without_labels
@@ -67,6 +67,12 @@ def is_sharded(module: nn.Module) -> bool:
     return isinstance(module, FSDPModule)
 
 
+def keep_parts_only(module: nn.Module) -> None:
+    """Gives up whole parameters that a pass without a backward has left, where each process has a part of them."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
+
+
 def backward_alone(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """Passes within it add to the process's own gradients; the first pass after it adds up those of all. With FSDP2 it
     changes nothing: there every pass adds up, since whole gradients are what has no room."""
@@ -89,6 +95,14 @@ def in_turn(parts: list[list[float]], count: int) -> list[float]:
 def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or what its parts in all processes make up, if each has one; then all must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def shared_like(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """What this process has of a whole tensor that is as large as a parameter, where it has a part of the parameter."""
+    if not isinstance(parameter, DTensor) or whole.shape != parameter.shape:
+        return whole
+    there = whole.to(parameter.to_local().device)
+    return distribute_tensor(there, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def part_of(tensor: torch.Tensor) -> torch.Tensor:

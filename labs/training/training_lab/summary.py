@@ -11,6 +11,7 @@ from training_lab.engine import Process, Trainer
 from training_lab.loss import Objective
 from training_lab.measurement import measured_rows, milestones, throughput
 from training_lab.model import expected_initial_loss, is_plausible
+from training_lab.parallel import is_sharded
 from training_lab.prediction import predict_memory
 from training_lab.record import RunFolder
 from training_lab.tracking import Row, read_metrics, rows_of_kind
@@ -65,9 +66,17 @@ def summarise(
             "elapsed_s": process.clock.elapsed_s(),
             "peak_memory": process.peaks.peak(),
         },
-        "weights_sha256": weights_sha256(trainer.model),
+        "weights_sha256": hash_of_weights(trainer),
         "checkpoints": sorted(saved),
     }
+
+
+def hash_of_weights(trainer: Trainer) -> str | None:
+    """The hash of the weights. Where each process has only a part of them they are hashed when they are saved, and None
+    otherwise."""
+    if not is_sharded(trainer.shared):
+        return weights_sha256(trainer.model)
+    return trainer.hashed[1] if trainer.hashed and trainer.hashed[0] == trainer.progress.update else None
 
 
 def describe_evaluations(trainer: Trainer, evaluations: list[Row]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import secrets
 import shlex
 import sys
 import traceback
@@ -35,6 +36,7 @@ from training_lab.mirrors.mode import WandbChoice, choose_wandb
 from training_lab.model import count_parameters, expected_initial_loss
 from training_lab.observation import Observation
 from training_lab.optim import describe_groups
+from training_lab.parallel import is_sharded
 from training_lab.precision import Hardware, choose_hardware
 from training_lab.prediction import need_memory
 from training_lab.probe import measure_matmul_rate
@@ -134,8 +136,9 @@ def lead(
             write_beginning(folder, resolved, source, trainer, stats, initial_sha256)
         else:
             continuation = Continuation(first_superseded(folder, checkpoint), damaged)
-        goes_on = processes.from_first("goes on", lambda: checkpoint is not None)
-        if goes_on:
+        place = str(folder.path.resolve())
+        processes.from_first("begins", lambda: (place, checkpoint is not None))
+        if checkpoint is not None:
             restore(trainer, checkpoint)
         segment = 1 + count_processes(folder.file(record.METRICS))
         compiled = compile_trainer(trainer, console.warn)
@@ -152,12 +155,18 @@ def follow(config: Config, processes: Processes, stop_after: int | None, clock: 
         peaks = PeakMemory(hardware.device)
         dataset = prepare_dataset(config)
         trainer, _ = assemble(config, hardware, dataset, processes, describe_source())
-        if processes.from_first("goes on", bool):
+        path, goes_on = processes.from_first("begins", lambda: ("", False))
+        folder = RunFolder(Path(path))
+        if is_sharded(trainer.shared) and not folder.file(record.CONFIG).exists():
+            raise UserError(
+                f"{path}: not seen by process {processes.rank}: with train.parallel=fsdp each process saves its own "
+                "parts, so give --runs a folder on a disk that all machines share"
+            )
+        if goes_on:
             restore(trainer, None)
         compile_trainer(trainer, lambda message: None)
         recorder = Unrecorded()
         with StopRequest() as stop:
-            folder = RunFolder(Path())
             observation = Observation({}, folder, recorder, trainer.phases, hardware.device, trainer.held)
             process = Process(0, stop_after, recorder, stop, clock, peaks, observation, processes)
             outcome = train_to_outcome(trainer, folder, process)
@@ -392,7 +401,7 @@ def write_beginning(
         "optimizer_groups": describe_groups(trainer.model, trainer.config.optimizer),
         "initial_weights_sha256": initial_sha256,
     }
-    folder.write_json(record.CONFIG, {**resolved.record(), "model": model})
+    folder.write_json(record.CONFIG, {**resolved.record(), "model": model, "uid": secrets.token_hex(8)})
 
 
 def record_environment(folder: RunFolder, environment: dict[str, Any], console: Console) -> None:
