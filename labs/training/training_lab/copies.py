@@ -150,9 +150,8 @@ class Copier:
             if problems:
                 self._copying.mark(problems)
         except Exception as error:  # whatever it is, it must not end the copies of a run that goes on for days
-            problems = [
-                Problem(type(error).__name__, None, f"{self.address}: {type(error).__name__}: {said(error)}", False)
-            ]
+            kind = type(error).__name__
+            problems = [Problem(kind, None, f"{self.address}: {kind}: {said(error)}", False)]
         kinds = {(problem.kind, problem.update): problem for problem in problems}
         for key, problem in kinds.items():
             if key not in self._told:

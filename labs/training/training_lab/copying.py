@@ -116,6 +116,7 @@ class Copying:
 
     def mark(self, problems: list[Problem]) -> None:
         """Writes down why what is not copied is not, and saves it."""
+        self._expect(list_checkpoints(self.folder.file(CHECKPOINTS)))
         general = next((one.message for one in problems if one.update is None), "")
         own = {str(one.update): one.message for one in problems if one.update is not None}
         for update, entry in list(self.checkpoints.items()):
@@ -193,9 +194,7 @@ class Copying:
                 break
             with contextlib.suppress(FileNotFoundError):  # it was there a moment ago, and is no more part of the record
                 wrong += [] if self._bring_file(name, there) else [name]
-        message = (
-            f"{self.storage.address}: not what was uploaded: {', '.join(wrong)}; uploaded once more at the next try"
-        )
+        message = f"{self.storage.address}: not what was uploaded: {', '.join(wrong)}; it is tried again"
         return [Problem("differs", None, message, False)] if wrong else []
 
     def _bring_file(self, name: str, there: dict[str, int]) -> bool:
@@ -378,4 +377,4 @@ def held(folder: RunFolder, checkpoint: Checkpoint) -> Iterator[Path]:
 
 
 def utc_now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

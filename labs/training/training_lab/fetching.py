@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -114,9 +113,7 @@ class Fetch:
             (self.aside / name).unlink(missing_ok=True)
             self.fetch_file(name, None)
             if name in record and not self.is_as_recorded(name, record[name]):
-                self.progress.note(
-                    f"{name} is not what it was when its copy was verified; look at it before you use it"
-                )
+                self.progress.note(f"{name} is not what it was when its copy was verified: look at it")
         return known
 
     def is_as_recorded(self, name: str, entry: Any) -> bool:
@@ -130,7 +127,7 @@ class Fetch:
         return Digest(len(part), hashlib.sha256(part).hexdigest()) == wanted
 
     def fetch_checkpoint(self, known: dict[str, Any]) -> str | None:
-        """Downloads the newest checkpoint that verifies, and returns its folder's name; None if there is none at all."""
+        """Downloads the newest checkpoint that verifies, and returns its name; None if there is none at all."""
         matches = [match for name in self.sizes if (match := COPIED_NAME.fullmatch(name))]
         names = {match[1]: int(match[2]) for match in matches}
         damaged = []

@@ -67,9 +67,7 @@ def check_address(address: str) -> str:
     try:
         parts = urlsplit(address)
     except ValueError as error:
-        raise UserError(
-            f"an address for copies that cannot be read ({error}); write it as s3://bucket/prefix"
-        ) from error
+        raise UserError(f"the address for copies cannot be read: {error}; it is like s3://bucket/prefix") from error
     if "@" in parts.netloc or parts.query or parts.fragment:
         # Not quoted: the message would be one more place where a secret is.
         raise UserError(
@@ -182,7 +180,7 @@ def open_file_system(address: str, patience: Patience) -> tuple[Any, str]:
     return file_system, root
 
 
-class translated:  # noqa: N801 - reads as a clause: with translated(address)
+class translated:
     """Turns what a storage's package raises into a StorageError about `subject`."""
 
     def __init__(self, subject: str) -> None:
@@ -199,7 +197,7 @@ def failure_of(error: Exception, subject: str) -> StorageError:
     """What went wrong, in words that say what to do."""
     chain = list(causes(error))
     names = {base.__name__ for one in chain for base in type(one).__mro__}
-    codes = {code for one in chain if (code := code_of(one))}
+    codes = {code for one in chain for code in codes_of(one)}
     text = said(error)
     if codes & {"QuotaExceeded", "QuotaExceededException", "InsufficientStorage", "XMinioStorageFull", "507"} or any(
         getattr(one, "errno", None) in FULL for one in chain
@@ -230,20 +228,23 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         following = following.__cause__ or following.__context__
 
 
-def code_of(error: BaseException) -> str:
-    """The code in an S3 answer; empty for an error that is none."""
+def codes_of(error: BaseException) -> set[str]:
+    """The code and the HTTP status of an S3 answer; none for an error that is no answer."""
     answer = getattr(error, "response", None)
-    return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
+    if not isinstance(answer, dict):
+        return set()
+    return {str(answer.get("Error", {}).get("Code")), str(answer.get("ResponseMetadata", {}).get("HTTPStatusCode"))}
 
 
 def said(error: BaseException) -> str:
     """An error's text on one line, without secrets and without a full stop."""
-    text = " ".join(str(error).split()).rstrip(". ") or type(error).__name__
+    message = getattr(error, "strerror", None) or str(error)
+    text = " ".join(message.split()).rstrip(". ") or type(error).__name__
     return Secrets.from_environment(os.environ).redact(text)
 
 
 def need_copies(address: str, wait_s: float = PROBE_S) -> list[str]:
-    """Makes sure, before anything is trained, that copies can be made at an address: a tiny file is written and removed.
+    """Makes sure, before anything is trained, that copies can be made there: a tiny file is written and removed.
 
     Returns warnings: a storage that does not answer now may answer later, and training does not depend on it. Raises
     UserError for what only a person can change.
