@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -10,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.s3.models import s3_backends
-from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 BUCKET = "lab"
@@ -34,6 +35,12 @@ class QuietHandler(WSGIRequestHandler):
     def connection_dropped(self, *_: Any) -> None: ...
 
 
+@functools.cache
+def one_moto() -> DomainDispatcherApplication:
+    """Made once; its buckets are one state of the process in any case."""
+    return DomainDispatcherApplication(create_backend_app)
+
+
 class FakeS3:
     """A server with one bucket, for a `with` statement. A fault is a function of a request: True, and it is struck."""
 
@@ -49,9 +56,8 @@ class FakeS3:
         """What is uploaded is kept with one byte changed."""
         self.before: Callable[[Asked], None] = lambda _: None
         """Called before each request is answered: it may wait, or change the world."""
-        self._moto = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=QuietHandler)
-        self._server.daemon_threads = True
+        self._moto = one_moto()
+        self._server: Any = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=QuietHandler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 

@@ -210,7 +210,7 @@ class Copying:
             self.storage.put_bytes(content, name)
         else:
             self.storage.put(path, name)
-        if self.storage.digest(name) != digest:
+        if not self.storage.verifies(name, digest):
             return False
         self.record[name] = digest
         return True
@@ -308,12 +308,12 @@ class Copying:
         wrong with the copy, or nothing. Keeps `there` true."""
         last = f"{name}/{DESCRIPTION}"
         wanted = digest_of(description)
-        if last in there and (there[last] != wanted.size or self.storage.digest(last) != wanted):
+        if last in there and (there[last] != wanted.size or not self.storage.verifies(last, wanted)):
             self.storage.remove(last)
             del there[last]
         for file, digest in files.items():
             target = f"{name}/{file}"
-            if there.get(target) == digest.size and self.storage.digest(target) == digest:
+            if there.get(target) == digest.size and self.storage.verifies(target, digest):
                 continue  # an earlier try came so far
             if last in there:
                 self.storage.remove(last)
@@ -323,7 +323,7 @@ class Copying:
             there.pop(target, None)
             self.storage.put(path / file, target)
             there[target] = digest.size
-            if self.storage.digest(target) != digest:
+            if not self.storage.verifies(target, digest):
                 # Either the copy is wrong, or what was read here; the next round asks which.
                 is_damaged = Digest((path / file).stat().st_size, sha256_of_file(path / file)) != digest
                 if is_damaged:
@@ -332,7 +332,7 @@ class Copying:
         if last not in there:
             self.storage.put_bytes(description, last)
             there[last] = len(description)
-            if self.storage.digest(last) != wanted:
+            if not self.storage.verifies(last, wanted):
                 return f"{DESCRIPTION} there differs from what was uploaded"
         return ""
 

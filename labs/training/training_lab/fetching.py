@@ -192,7 +192,7 @@ class Fetch:
             while block := file.read(READ_BYTES):
                 digest.update(block)
                 size += len(block)
-            for block in self.storage.read(name, size):
+            for block in self.storage.read(name, size, self.sizes[name]):
                 file.write(block)
                 digest.update(block)
                 size += len(block)

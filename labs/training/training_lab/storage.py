@@ -120,21 +120,26 @@ class Storage:
         with translated(self.address):
             self._fs.pipe_file(self._path(name), content)
 
-    def read(self, name: str, start: int = 0) -> Iterator[bytes]:
-        """The content of a file from byte `start` on, in blocks."""
-        with translated(f"{self.address}/{name}"):
-            size = int(self._fs.info(self._path(name))["size"])
-        for begin in range(start, size, BLOCK_BYTES):
+    def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
+        """The bytes of a file from `start` to `end`, in blocks; less if it is shorter."""
+        for begin in range(start, end, BLOCK_BYTES):
+            wanted = min(BLOCK_BYTES, end - begin)
             with translated(f"{self.address}/{name}"):
-                yield self._fs.cat_file(self._path(name), start=begin, end=min(begin + BLOCK_BYTES, size))
+                block: bytes = self._fs.cat_file(self._path(name), start=begin, end=begin + wanted)
+            yield block
+            if len(block) < wanted:
+                break
 
-    def digest(self, name: str) -> Digest:
-        """Size and SHA-256 of a file, by reading all of it."""
+    def verifies(self, name: str, wanted: Digest) -> bool:
+        """Whether a file has this size and SHA-256, by reading all of it."""
+        if wanted.size == 0:  # there is no range in nothing
+            with translated(f"{self.address}/{name}"):
+                return int(self._fs.info(self._path(name))["size"]) == 0
         digest, size = hashlib.sha256(), 0
-        for block in self.read(name):
+        for block in self.read(name, 0, wanted.size + 1):  # one more, to see that it ends there
             digest.update(block)
             size += len(block)
-        return Digest(size, digest.hexdigest())
+        return Digest(size, digest.hexdigest()) == wanted
 
     def remove(self, name: str) -> None:
         with translated(self.address):
