@@ -24,6 +24,7 @@ from tiny import TRAINING
 
 from training_lab import fetching
 from training_lab.checkpoint import list_checkpoints, newest_good, remove_old, save_checkpoint
+from training_lab.config import CheckpointConfig
 from training_lab.copies import Copier, Waits
 from training_lab.copying import files_of
 from training_lab.errors import LabError, UserError
@@ -100,9 +101,9 @@ def make_run(run_id: str) -> RunFolder:
 
 def save(run: RunFolder, update: int, keep: int = 2, best: int | None = None) -> None:
     """What training does: a checkpoint, after which the old ones go."""
-    state = {"weights": torch.full((1000,), float(update)), "progress": {"update": update}}
-    save_checkpoint(run.file(CHECKPOINTS), update, state, FACTS)
-    remove_old(run.file(CHECKPOINTS), keep, best)
+    state = {"model": {"weights": torch.full((1000,), float(update))}, "progress": {"update": update}}
+    newest = save_checkpoint(run.file(CHECKPOINTS), update, state, FACTS)
+    remove_old(run.file(CHECKPOINTS), CheckpointConfig(keep_last=keep), best, newest)
 
 
 def known(run: RunFolder) -> dict[str, Any]:

@@ -73,11 +73,17 @@ def make_parser() -> argparse.ArgumentParser:
         "examples:\n"
         "  python -m training_lab train --config smoke\n"
         "  python -m training_lab train --config baseline --set optimizer.max_lr=1e-3\n"
-        "  python -m training_lab train --config my.yaml --new\n\n"
+        "  python -m training_lab train --config my.yaml --new\n"
+        "  python -m training_lab train --resume latest --set train.updates=400\n"
+        "  python -m training_lab train --resume s3://bucket/runs/baseline-20260101-120000-1a2b\n"
+        "  torchrun --standalone --nproc-per-node=4 -m training_lab train --config corrected\n\n"
         "Ctrl-C finishes the update and saves; the same command then goes on. Exit codes: 0 finished, 1 failed,\n"
         "2 wrong input, 130 or 143 stopped by SIGINT or SIGTERM.",
     )
-    add_config(train)
+    add_config(train, is_required=False)
+    train.add_argument(
+        "--resume", metavar="RUN|ADDRESS", help="go on with this run, or its copy at s3://...; --set may add updates"
+    )
     train.add_argument("--new", action="store_true", help="start another run even if one is unfinished")
     train.add_argument(
         "--run-id", metavar="ID", help="the run's folder, new or to go on with (default: made of the time)"
@@ -169,13 +175,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 def train_command(options: argparse.Namespace) -> int:
     """`train`: the config is checked before torch is even imported."""
-    resolved = resolve_config(options.config, options.set)
+    if (options.config is None) == (options.resume is None):
+        raise UserError("train: give --config with what to train, or --resume with a run to go on with")
+    if options.resume is not None and (options.new or options.run_id):
+        raise UserError("--resume: goes on with a run that is there; leave out --new and --run-id")
+    resolved = resolve_config(options.config, options.set) if options.config is not None else None
     need_training_packages()
     from training_lab.console import make_console
-    from training_lab.train import run_training
+    from training_lab.train import resume_training, run_training
     from training_lab.wall_clock import WallClock
 
     clock, console = WallClock(options.started), make_console(options.json)
+    if resolved is None:
+        return resume_training(options.resume, options.set, options.runs, console, options.stop_after, clock)
     return run_training(resolved, options.runs, console, options.new, options.stop_after, clock, options.run_id)
 
 

@@ -26,10 +26,10 @@ def add_command(commands: Any, name: str, run: Any, summary: str, epilog: str) -
     return added
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
+def add_config(parser: argparse.ArgumentParser, is_required: bool = True) -> None:
     """The options that choose a config."""
     parser.add_argument(
-        "--config", required=True, metavar="NAME|FILE", help="an experiment's name, or a JSON or YAML file"
+        "--config", required=is_required, metavar="NAME|FILE", help="an experiment's name, or a JSON or YAML file"
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting; may be given again"

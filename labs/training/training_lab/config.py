@@ -66,6 +66,11 @@ class OptimizerConfig:
     """Added to the root of the mean square."""
     weight_decay: float = setting(0.1, at_least=0.0)
     """Share of a matrix's weights, times the learning rate, that each update takes away."""
+    lr_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """By what all learning rates are multiplied for a batch of other size than `lr_base_tokens`: nothing, the root of
+    the ratio of the sizes, or the ratio."""
+    lr_base_tokens: int = setting(0, at_least=0, only=("optimizer.lr_scaling", "sqrt", "linear"))
+    """Tokens of the update for which the rates above were chosen."""
     grad_clip: float = setting(1.0, at_least=0.0)
     """Largest norm of the whole gradient; a larger one is scaled down to it. 0: no clipping."""
 
@@ -84,6 +89,11 @@ class OptimizerConfig:
     def problems(self) -> Iterator[Problem]:
         if self.min_lr > self.max_lr:
             yield Problem("optimizer.min_lr", f"must not exceed optimizer.max_lr = {self.max_lr}, got {self.min_lr}")
+        if self.lr_scaling != "none" and not self.lr_base_tokens:
+            yield Problem(
+                "optimizer.lr_base_tokens",
+                "is needed by optimizer.lr_scaling: the tokens of the update for which max_lr was chosen",
+            )
 
 
 @dataclass(frozen=True)
@@ -151,6 +161,9 @@ class TrainConfig:
     """Optimizer steps."""
     seed: int = setting(1337, at_least=0, below=2**63)
     """Seed of initial weights and dropout; of the data's order too, unless data.order_seed says otherwise."""
+    init_from: str = ""
+    """A run's id or folder whose newest state gives the first weights, in place of random ones: the weights alone, with
+    a new optimizer, schedule and order of data. To go on with a run, say `train --resume RUN` instead."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """`auto`: a CUDA GPU, else Apple's MPS, else the CPU."""
     num_threads: int = setting(0, at_least=0, at_most=1024)
@@ -194,6 +207,11 @@ class CheckpointConfig:
     background: bool = True
     """Training goes on while a state is written, from a copy that takes as much memory as the state. `false`: it
     waits, and needs none. The states are the same."""
+    copy_to: str = ""
+    """An address for copies of the run, such as `s3://bucket/runs`, or any that fsspec knows: made in the background
+    after each save, verified, kept by the same rule. `train --resume ADDRESS/RUN` goes on from them anywhere."""
+    copy_wait_s: float = setting(600.0, at_least=0.0, at_most=86400.0)
+    """The longest that the end of a run waits for its last copy."""
     restore: Literal["all", "weights"] = "all"
     """What a run that goes on takes from its checkpoint. `weights`: everything but the optimizer's state, which begins
     anew. It is there to show what that does: such a run is not what one without an interruption would have been."""
@@ -401,6 +419,7 @@ UNIDENTIFIED = ("purpose", "tracking", "remote")
 """The words, the mirrors and the machine: two configs that differ in them alone are the same experiment."""
 UNIDENTIFIED_SETTINGS = (
     ("data", "cache_dir"), ("train", "parallel"), ("checkpoint", "background"), ("checkpoint", "keep_every"),
+    ("checkpoint", "copy_to"), ("checkpoint", "copy_wait_s"),
 )  # fmt: skip
 """Single settings of the same kind."""
 

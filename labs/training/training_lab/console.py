@@ -24,6 +24,8 @@ MILESTONE_FORMATS = {"loss": ".4f", "val_loss": ".4f", "lr": ".3g", "grad_norm":
 
 EVENT_TEXTS = {
     "checkpoint": "update {update:>6}  saved {path}",
+    "copied": "update {update:>6}  copied to {address}",
+    "not copied": "warning: not copied: {message}",
     "timeline": "update {update:>6}  operations recorded in {path}",
     "memory": "update {update:>6}  allocations recorded in {path}",
     "not recorded": "warning: {path} was not recorded: {message}",
@@ -250,6 +252,11 @@ def opening_lines(facts: dict[str, Any], command: str) -> Iterable[str]:
             f"each (at most {pieces['max']})"
         )
     yield f"  training   {facts['updates']:,} updates of {facts['tokens_per_update']:,} tokens"
+    if facts["world_size"] > 1:
+        yield (
+            f"  processes  {facts['world_size']} on {facts['machines']} machine{'s' if facts['machines'] > 1 else ''} "
+            f"({facts['parallel']}), which share the {facts['micro_batches']} micro-batches of each update"
+        )
     yield f"  device     {facts.get('gpu', facts['device'])} ({facts['device_reason']}), {facts['num_threads']} threads"
     yield f"  precision  {facts['compute']} ({facts['compute_reason']})"
     yield f"  attention  {facts['attention']} ({facts['attention_reason']})"

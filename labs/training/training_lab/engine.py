@@ -17,6 +17,7 @@ from torch import nn
 
 from training_lab.checkpoint import weights_sha256
 from training_lab.config import Config
+from training_lab.copies import Copier
 from training_lab.data.batches import Batch, UpdateData
 from training_lab.data.dataset import Dataset
 from training_lab.data.layout import Pieces
@@ -118,15 +119,19 @@ class Trainer:
             raise UserError("the checkpoint was trained on other data: its plan is not that of this config")
         if state["sampler"] != self.dataset.sampler_state(state["progress"]["update"]):
             raise UserError("the checkpoint goes on at another place in the data: its updates were of another size")
-        check_shapes(self.model, state["model"])
-        named = dict(self.model.named_parameters())
-        self.model.load_state_dict({name: shared_like(named[name], one) for name, one in state["model"].items()})
+        self.start_from(state["model"])
         if with_optimizer:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 restore_optimizer(optimizer, saved)
         self.scaler.load_state_dict(state["scaler"])
         restore_global_streams(state["random"], self.hardware.device)
         self.progress = Progress(**state["progress"])
+
+    def start_from(self, weights: dict[str, torch.Tensor]) -> None:
+        """Takes the first weights from elsewhere. Raises UserError if they are of another model."""
+        check_shapes(self.model, weights)
+        named = dict(self.model.named_parameters())
+        self.model.load_state_dict({name: shared_like(named[name], one) for name, one in weights.items()})
 
     def held(self) -> Held:
         """Bytes in tensors between two updates."""
@@ -153,6 +158,7 @@ class Process:
     peaks: PeakMemory
     observation: Observation
     processes: Processes = ALONE
+    copier: Copier | None = None
 
     def is_stop_requested(self) -> bool:
         """Whether any process of the run was told to stop: the same answer in all of them."""
@@ -243,7 +249,8 @@ def train(trainer: Trainer, folder: RunFolder, process: Process) -> str:
     Raises NonFiniteError before an optimizer step with a loss or gradient that is not a number.
     """
     config, progress, recorder = trainer.config, trainer.progress, process.recorder
-    saver = Saver(folder, config.checkpoint, progress.update, trainer.processes, is_sharded(trainer.shared))
+    is_in_parts = is_sharded(trainer.shared)
+    saver = Saver(folder, config.checkpoint, progress.update, trainer.processes, is_in_parts, process.copier)
     with ReadingAhead(trainer.dataset, config.train.updates) as reader, process.observation as observation, saver:
         is_stop = process.is_stop_requested()
         while True:
@@ -256,8 +263,8 @@ def train(trainer: Trainer, folder: RunFolder, process: Process) -> str:
             if is_last or is_stop or is_best or is_due(config.checkpoint.every, progress.update, is_last):
                 with process.part("checkpoint", "checkpoint"):
                     save(trainer, saver, recorder, is_awaited=is_last or is_stop)
-            for saved in saver.finished():
-                recorder.event("checkpoint", **saved._asdict())
+            for facts in saver.news():
+                recorder.event(**facts)
             if is_last:
                 return "finished"
             if is_stop:

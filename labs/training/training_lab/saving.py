@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,33 +17,31 @@ from torch.distributed.tensor import DTensor
 
 from training_lab.checkpoint import Checkpoint, remove_old, save_checkpoint, save_sharded_checkpoint
 from training_lab.config import CheckpointConfig
+from training_lab.copies import Copier
 from training_lab.distributed import Processes
 from training_lab.record import CHECKPOINTS, RunFolder
-
-
-class Saved(NamedTuple):
-    """A state that is on the disk."""
-
-    update: int
-    path: str
-    """From the run's folder."""
-    seconds: float
-    blocked_seconds: float
-    """How long the loop waited for it."""
+from training_lab.tracking import Row
 
 
 class Saver:
     """Saves the states of one run. Entered for as long as it trains; `saved_update` is the last that was begun."""
 
     def __init__(
-        self, folder: RunFolder, config: CheckpointConfig, saved_update: int, processes: Processes, is_sharded: bool
+        self,
+        folder: RunFolder,
+        config: CheckpointConfig,
+        saved_update: int,
+        processes: Processes,
+        is_sharded: bool,
+        copier: Copier | None,
     ) -> None:
         self.folder, self.config, self.saved_update, self.processes = folder, config, saved_update, processes
+        self.copier = copier
         self._copy = HostCopy(processes if is_sharded else None)
         self._group = dist.new_group(backend="gloo") if is_sharded else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="saving")
-        self._running: Future[Saved] | None = None
-        self._finished: list[Saved] = []
+        self._running: Future[Row] | None = None
+        self._finished: list[Row] = []
 
     def __enter__(self) -> Saver:
         return self
@@ -60,13 +58,16 @@ class Saver:
         blocked = time.perf_counter() - started
         self.saved_update = update
 
-        def work() -> Saved:
+        def work() -> Row:
             checkpoint = self._write(update, copied, facts)
             if self.processes.is_first:
                 remove_old(self.folder.file(CHECKPOINTS), self.config, best_update, checkpoint)
+            if self.copier is not None:
+                self.copier.notify()
             seconds = time.perf_counter() - started
             path = checkpoint.path.relative_to(self.folder.path).as_posix()
-            return Saved(update, path, seconds, blocked if in_background else seconds)
+            waited = blocked if in_background else seconds
+            return {"event": "checkpoint", "update": update, "path": path, "seconds": seconds, "blocked_s": waited}
 
         if in_background:
             self._running = self._pool.submit(work)
@@ -85,12 +86,13 @@ class Saver:
             running, self._running = self._running, None
             self._finished.append(running.result())
 
-    def finished(self) -> list[Saved]:
-        """What has come to the disk since this was asked last. Raises what went wrong."""
+    def news(self) -> list[Row]:
+        """What has come to the disk, and to where copies go, since this was asked last: facts for the run's events.
+        Raises what went wrong with the disk."""
         if self._running is not None and self._running.done():
             self.wait()
         finished, self._finished = self._finished, []
-        return finished
+        return finished + (self.copier.news() if self.copier else [])
 
 
 class HostCopy:

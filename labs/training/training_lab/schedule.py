@@ -17,7 +17,8 @@ def learning_rate(config: Config, update: int) -> float:
     - wsd: the maximum, and in the last `decay_updates` (m) linearly down to the minimum, which update n has.
     - constant: the maximum.
     """
-    high, low = config.optimizer.max_lr, config.optimizer.min_lr
+    scale = batch_scale(config)
+    high, low = scale * config.optimizer.max_lr, scale * config.optimizer.min_lr
     warmup, updates, decay = config.schedule.warmup_updates, config.train.updates, config.schedule.decay_updates
     if update <= warmup:
         return high * update / warmup
@@ -28,6 +29,18 @@ def learning_rate(config: Config, update: int) -> float:
         progress = max(0, update - (updates - decay)) / max(1, decay)
         return high * (1 - progress) + low * progress  # in this form the end is exactly the minimum
     return high
+
+
+def batch_scale(config: Config) -> float:
+    """By what the learning rates are multiplied for the size of the batch.
+
+    Linear: Goyal et al., "Accurate, Large Minibatch SGD", 2017. Root: Krizhevsky, "One weird trick", 2014; for AdamW
+    Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022.
+    """
+    if config.optimizer.lr_scaling == "none":
+        return 1.0
+    ratio = config.batch.update_tokens / config.optimizer.lr_base_tokens
+    return ratio if config.optimizer.lr_scaling == "linear" else math.sqrt(ratio)
 
 
 FIRST_MUON_MOMENTUM = 0.85

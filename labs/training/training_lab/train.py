@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import secrets
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +16,22 @@ import numpy as np
 
 from experiment_runner.durable import write_atomically
 from training_lab import record
-from training_lab.checkpoint import Checkpoint, newest_good, set_aside_damaged, weights_sha256
+from training_lab.beginning import (
+    check_same_data,
+    find_unfinished,
+    first_superseded,
+    is_finished,
+    record_environment,
+    restore,
+    weights_from,
+    write_beginning,
+)
+from training_lab.checkpoint import Checkpoint, newest_good, weights_sha256
 from training_lab.config import Config, TrackingConfig
 from training_lab.console import Console
+from training_lab.copies import Copier
 from training_lab.csv_export import metrics_table
-from training_lab.data.dataset import Dataset, differences, prepare_dataset
+from training_lab.data.dataset import Dataset, prepare_dataset
 from training_lab.data.tokenizers import decode
 from training_lab.distributed import Processes, first_line, is_lost_connection, joined, share_out
 from training_lab.engine import NonFiniteError, Process, Trainer, compile_trainer, make_trainer, observe, train
@@ -35,22 +45,22 @@ from training_lab.mirrors.handle import Mirrors, need_mirrors, start_mirrors
 from training_lab.mirrors.mode import WandbChoice, choose_wandb
 from training_lab.model import count_parameters, expected_initial_loss
 from training_lab.observation import Observation
-from training_lab.optim import describe_groups
 from training_lab.parallel import is_sharded
 from training_lab.precision import Hardware, choose_hardware
 from training_lab.prediction import need_memory
 from training_lab.probe import measure_matmul_rate
-from training_lab.provenance import changed_files, describe_host, describe_source, pack_source
+from training_lab.provenance import describe_host, describe_source
 from training_lab.record import RunFolder
 from training_lab.report import write_report
 from training_lab.resolve import Resolved
+from training_lab.resuming import changed_config, resume
 from training_lab.stopping import StopRequest
+from training_lab.storage import need_copies
 from training_lab.summary import Outcome, end_of_process, summarise
 from training_lab.tracking import (
     MetricsWriter,
     Recorder,
     Unrecorded,
-    count_lines,
     count_processes,
     read_metrics,
     rows_of_kind,
@@ -87,14 +97,34 @@ def run_training(
 ) -> int:  # fmt: skip
     """Trains the config to its end, going on with an unfinished run of it; a new one may be given its id. Returns the
     exit code. Where torchrun started several processes, the first keeps the record and the others follow it."""
+    with joined(os.environ) as processes:
+        return run_shared(processes, resolved, runs_dir, console, is_new, stop_after, clock, run_id)
+
+
+def resume_training(
+    text: str, overrides: Sequence[str], runs_dir: Path, console: Console, stop_after: int | None, clock: WallClock
+) -> int:
+    """Goes on with the run that `text` names, or the copy at that address. Returns the exit code."""
+    with joined(os.environ) as processes:
+        found = processes.from_first("resumes", lambda: str(resume(text, overrides, runs_dir, console).path.absolute()))
+        folder = RunFolder(Path(found))
+        resolved = changed_config(folder, overrides)
+        runs_dir = runs_dir if folder.path.parent == runs_dir.absolute() else folder.path.parent
+        return run_shared(processes, resolved, runs_dir, console, False, stop_after, clock, folder.run_id)
+
+
+def run_shared(
+    processes: Processes, resolved: Resolved, runs_dir: Path, console: Console, is_new: bool, stop_after: int | None,
+    clock: WallClock, run_id: str | None,
+) -> int:  # fmt: skip
+    """What this process has to do in a run. Returns its exit code."""
     updates = resolved.config.train.updates
     if stop_after is not None and not 0 < stop_after <= updates:
         raise UserError(f"--stop-after {stop_after}: must be from 1 to train.updates = {updates}")
-    with joined(os.environ) as processes:
-        config = share_out(resolved.config, processes.world_size)
-        if not processes.is_first:
-            return follow(config, processes, stop_after, clock)
-        return lead(config, processes, resolved, runs_dir, console, is_new, stop_after, clock, run_id)
+    config = share_out(resolved.config, processes.world_size)
+    if not processes.is_first:
+        return follow(config, processes, stop_after, clock)
+    return lead(config, processes, resolved, runs_dir, console, is_new, stop_after, clock, run_id)
 
 
 def lead(
@@ -104,6 +134,9 @@ def lead(
     """The part of the first process, or of the only one: it keeps the run's folder."""
     choice = choose_wandb(config.tracking, os.environ)
     need_mirrors(config.tracking)
+    if config.checkpoint.copy_to:
+        for message in need_copies(config.checkpoint.copy_to):
+            console.warn(message)
     source = describe_source()
     folder = None if is_new else find_unfinished(resolved, runs_dir, source, run_id)
     with contextlib.ExitStack() as held:
@@ -113,7 +146,7 @@ def lead(
         damaged: list[str] = []
         if folder is not None:
             held.enter_context(folder.lock())
-            if folder.state() == "finished":
+            if is_finished(folder, config.train.updates):
                 raise UserError(f"{folder.path}: another process has just finished it; start another run with --new")
             checkpoint, damaged = newest_good(folder.file(record.CHECKPOINTS))
         console.note(f"W&B: {choice.mode} ({choice.reason})")
@@ -123,7 +156,7 @@ def lead(
             dataset = prepare_dataset(config, progress)
             stats = dataset.stats(progress)
         need_memory(config, dataset.tokenizer.vocab_size, hardware, choose_kernels(config, hardware))
-        trainer, initial_sha256 = assemble(config, hardware, dataset, processes, source)
+        trainer, initial_sha256 = assemble(config, hardware, dataset, processes, source, runs_dir)
         if folder is not None:
             check_same_data(folder, dataset.manifest)
         at_update = checkpoint.update if checkpoint else 0
@@ -154,7 +187,7 @@ def follow(config: Config, processes: Processes, stop_after: int | None, clock: 
         hardware = choose_hardware(config, processes)
         peaks = PeakMemory(hardware.device)
         dataset = prepare_dataset(config)
-        trainer, _ = assemble(config, hardware, dataset, processes, describe_source())
+        trainer, _ = assemble(config, hardware, dataset, processes, describe_source(), Path())
         path, goes_on = processes.from_first("begins", lambda: ("", False))
         folder = RunFolder(Path(path))
         if is_sharded(trainer.shared) and not folder.file(record.CONFIG).exists():
@@ -176,7 +209,7 @@ def follow(config: Config, processes: Processes, stop_after: int | None, clock: 
 
 
 def assemble(
-    config: Config, hardware: Hardware, dataset: Dataset, processes: Processes, source: dict[str, Any]
+    config: Config, hardware: Hardware, dataset: Dataset, processes: Processes, source: dict[str, Any], runs_dir: Path
 ) -> tuple[Trainer, str]:
     """The trainer of this process, before the first update, and the hash of its weights. Raises UserError if the
     processes have not the same code, data or weights."""
@@ -184,6 +217,9 @@ def assemble(
     processes.need_same("data", dataset.manifest["identity"])
     processes.form_group(hardware.device)
     trainer = make_trainer(config, hardware, dataset, processes)
+    if config.train.init_from:
+        found = weights_from(config.train.init_from, runs_dir) if processes.is_first else None
+        trainer.start_from(processes.share_state(found))
     initial_sha256 = weights_sha256(trainer.model)
     processes.need_same("initial weights", initial_sha256)
     return trainer, initial_sha256
@@ -202,14 +238,17 @@ def preparing(config: Config) -> str:
 
 def train_in_folder(trainer: Trainer, folder: RunFolder, resolved: Resolved, console: Console, begun: Begun) -> int:
     """Trains, and closes the folder however that ends. Returns the exit code."""
-    command = command_of(resolved, folder.path.parent)
+    command = command_of(resolved, folder.path.parent, trainer.processes)
     folder.file(record.MANIFEST).unlink(missing_ok=True)
     with MetricsWriter(folder.file(record.METRICS)) as writer, StopRequest() as stop:
         recorder = Recorder(writer, console.row)
         observation = observe(trainer, folder, recorder)
+        copy_to = trainer.config.checkpoint.copy_to
+        copier = Copier(folder, copy_to) if copy_to else None
         process = Process(
-            begun.segment, begun.stop_after, recorder, stop, begun.clock, begun.peaks, observation, trainer.processes
-        )
+            begun.segment, begun.stop_after, recorder, stop, begun.clock, begun.peaks, observation, trainer.processes,
+            copier,
+        )  # fmt: skip
         folder.write_json(record.SUMMARY, summarise(trainer, folder, Outcome("running", 0, {}), process, None))
         console.begin(opening(resolved, trainer, folder, begun), command)
         facts = {"segment": begun.segment, "utc": utc_now()}
@@ -221,15 +260,20 @@ def train_in_folder(trainer: Trainer, folder: RunFolder, resolved: Resolved, con
         mirrors = start_mirrors(folder, trainer.config.tracking, begun.wandb)
         begun.clock.switch("other")
         outcome = train_to_outcome(trainer, folder, process)
+        if copier is not None:
+            copier.wait(trainer.config.checkpoint.copy_wait_s)
         probe = probe_device(trainer, process, outcome)
         summary = summarise(trainer, folder, outcome, process, probe)
         folder.write_json(record.SUMMARY, summary)
         with contextlib.suppress(LabError):  # a full disk may take no more rows; the summary has it as well
+            for news in copier.news() if copier else []:
+                recorder.event(**news)
             if outcome.failure:
                 recorder.event("failure", state=outcome.state, message=outcome.failure["message"])
             recorder.event("end", utc=utc_now(), **end_of_process(process))
             recorder.sync()
     warnings = close_folder(folder, trainer.config.tracking, mirrors)
+    warnings += copier.close(trainer.config.checkpoint.copy_wait_s) if copier else []
     losses = [row["loss"] for row in rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")]
     console.end(summary, losses, folder, command, example_prompt(trainer.dataset))
     for message in warnings:
@@ -318,107 +362,6 @@ def utc_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def find_unfinished(
-    resolved: Resolved, runs_dir: Path, source: dict[str, Any], run_id: str | None = None
-) -> RunFolder | None:
-    """The newest run of this config, or of it the one with this id, if it is unfinished. Raises an error rather than
-    mixing code, or passing over a folder that may be the one."""
-    for folder in record.list_runs(runs_dir):
-        if run_id not in (None, folder.run_id):
-            continue
-        try:
-            identity = folder.read_json(record.CONFIG, identity=str)["identity"]
-        except LabError as error:
-            if not folder.run_id.startswith(f"{resolved.name}-"):
-                continue
-            raise LabError(f"{error}; it may be the run to go on with: mend or remove it, or use --new") from error
-        if identity != resolved.identity:
-            continue
-        state = folder.state()
-        if state == "finished":
-            return None
-        if state == "running":
-            raise UserError(
-                f"{folder.path}: this config is being trained there now; wait for it, or start another with --new"
-            )
-        changes = changed_files(folder.read_json(record.SOURCE, files=dict), source)
-        if changes:
-            raise UserError(
-                f"{folder.path}: is unfinished, but was trained by other code: {', '.join(changes[:5])}"
-                f"{', …' if len(changes) > 5 else ''}; start afresh with --new, or go back to its code to continue it"
-            )
-        return folder
-    return None
-
-
-def check_same_data(folder: RunFolder, manifest: dict[str, Any]) -> None:
-    """Refuses to continue on other data, and says what differs."""
-    before = folder.read_json(record.DATA_MANIFEST, identity=str, source=dict)
-    if before["identity"] != manifest["identity"]:
-        found = "; ".join(differences(before, manifest)) or "the files are the same, their use differs"
-        raise UserError(
-            f"{folder.path}: its data have changed since: {found}; restore them, or start afresh with --new"
-        )
-
-
-def restore(trainer: Trainer, checkpoint: Checkpoint | None) -> None:
-    """Brings the trainer to the checkpoint, which only the first process has."""
-    state = trainer.processes.share_state(checkpoint.load() if checkpoint else None)
-    trainer.restore(state, with_optimizer=trainer.config.checkpoint.restore == "all")
-
-
-def first_superseded(folder: RunFolder, checkpoint: Checkpoint | None) -> int:
-    """The first line of the metrics that going on from a checkpoint supersedes (None: the run was killed before its
-    first one). Sets aside what is newer. Raises LabError if rows before it are lost."""
-    set_aside_damaged(folder.file(record.CHECKPOINTS), checkpoint)
-    if checkpoint is None:
-        return 0
-    rows = rows_of_kind(read_metrics(folder.file(record.METRICS)), "update")
-    lost = sorted(set(range(1, checkpoint.update + 1)) - {row["update"] for row in rows})
-    first_line: int = checkpoint.describe()["metrics_lines"]
-    if lost or count_lines(folder.file(record.METRICS)) < first_line:
-        first_lost = lost[0] if lost else checkpoint.update
-        raise LabError(
-            f"{folder.file(record.METRICS)}: rows are lost, among them update {first_lost}: the record would have "
-            "a gap; start afresh with --new"
-        )
-    return first_line
-
-
-def write_beginning(
-    folder: RunFolder, resolved: Resolved, source: dict[str, Any], trainer: Trainer, stats: dict[str, Any],
-    initial_sha256: str,
-) -> None:  # fmt: skip
-    """Writes what is known before the first update; the config last, because with it the folder is a run."""
-    folder.write_json(record.SOURCE, source)
-    write_atomically(folder.file(record.SOURCE_ARCHIVE), pack_source())
-    folder.write_json(record.DATA_MANIFEST, trainer.dataset.manifest)
-    folder.write_json(record.DATA_STATS, stats)
-    notes = f"# {folder.run_id}\n\n## Question\n\n{resolved.config.purpose}\n\n## Expected\n\n\n## Seen\n\n"
-    write_atomically(folder.file(record.NOTES), notes.encode("utf-8"))
-    model = {
-        "parameters": count_parameters(trainer.model),
-        "optimizer_groups": describe_groups(trainer.model, trainer.config.optimizer),
-        "initial_weights_sha256": initial_sha256,
-    }
-    folder.write_json(record.CONFIG, {**resolved.record(), "model": model, "uid": secrets.token_hex(8)})
-
-
-def record_environment(folder: RunFolder, environment: dict[str, Any], console: Console) -> None:
-    """Adds what this process runs in and on, and says where it differs from the process before it."""
-    known: list[Any] = []
-    if folder.file(record.ENVIRONMENT).exists():
-        known = folder.read_json(record.ENVIRONMENT, processes=list)["processes"]
-    before = known[-1] if known and isinstance(known[-1], dict) else environment
-    changed = sorted(key for key in {*before, *environment} - {"segment"} if before.get(key) != environment.get(key))
-    if changed:
-        console.warn(
-            f"this process differs from the last in {', '.join(changed)} (see {record.ENVIRONMENT}): "
-            "the run may not be bit-identical to one that was never stopped"
-        )
-    folder.write_json(record.ENVIRONMENT, {"processes": [*known, environment]})
-
-
 def opening(resolved: Resolved, trainer: Trainer, folder: RunFolder, begun: Begun) -> dict[str, Any]:
     """What is shown before the first update."""
     continuation = begun.continuation
@@ -458,7 +401,12 @@ def example_prompt(dataset: Dataset) -> str:
     return next((word for word in words if word.isalpha() and len(word) > 2), "the")
 
 
-def command_of(resolved: Resolved, runs_dir: Path) -> str:
+def command_of(resolved: Resolved, runs_dir: Path, processes: Processes) -> str:
     """The command that continues this run, as a person would type it."""
-    words = ["python", "-m", "training_lab", "train", *resolved.arguments]
+    launcher = ["python"]
+    if processes.are_several:
+        machines = processes.world_size // processes.local_world_size
+        launcher = ["torchrun", f"--nproc-per-node={processes.local_world_size}"]
+        launcher += [f"--nnodes={machines}"] if machines > 1 else ["--standalone"]
+    words = [*launcher, "-m", "training_lab", "train", *resolved.arguments]
     return shlex.join([*words, *(["--runs", str(runs_dir)] if runs_dir != Path(".runs") else [])])
