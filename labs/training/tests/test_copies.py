@@ -208,6 +208,19 @@ def test_the_storage_keeps_what_the_folder_keeps(s3: FakeS3, folder: RunFolder, 
     assert set(states(folder)) == {"200", "400", "500"}
 
 
+def test_what_comes_and_is_rotated_away_without_a_pause_leaves_nothing(
+    s3: FakeS3, folder: RunFolder, start: Callable[..., Copier]
+) -> None:
+    copier = start()
+    for update in range(100, 1300, 100):
+        save(folder, update, keep=2)
+        copier.notify()
+        time.sleep(0.02)
+    assert copier.wait(PLENTY_S)
+    assert updates_there(s3) == {1100, 1200}
+    assert set(states(folder)) == {"1100", "1200"}
+
+
 def test_the_newest_is_copied_first(s3: FakeS3, folder: RunFolder, start: Callable[..., Copier]) -> None:
     for update in (100, 200, 300):
         save(folder, update, keep=3)
@@ -289,7 +302,7 @@ def test_a_checkpoint_that_was_saved_anew_replaces_its_copy(
     save(folder, 100)
     assert start().close(PLENTY_S) == []
     (folder.file(CHECKPOINTS) / "update-000100").rename("aside")
-    state = {"weights": torch.zeros(1000), "progress": {"update": 100}}
+    state = {"model": {"weights": torch.zeros(1000)}, "progress": {"update": 100}}
     save_checkpoint(folder.file(CHECKPOINTS), 100, state, FACTS)
     assert start().close(PLENTY_S) == []
     assert copied(s3) == content(folder)

@@ -236,7 +236,7 @@ class Copying:
             self._expect(here)
             rest = [one for one in here if one.update not in confirmed and one.update not in problems]
             if not rest:
-                self._remove_rotated(there, {one.update for one in here}, confirmed)
+                self._remove_rotated({one.update for one in here}, confirmed)
                 break
             update = rest[0].update
             problem = self._bring_checkpoint(rest[0], there)
@@ -336,20 +336,19 @@ class Copying:
                 return f"{DESCRIPTION} there differs from what was uploaded"
         return ""
 
-    def _remove_rotated(self, there: dict[str, int], here: set[int], confirmed: set[int]) -> None:
+    def _remove_rotated(self, here: set[int], confirmed: set[int]) -> None:
         """Removes the copies of checkpoints that this folder had and keeps no longer, older than a verified one."""
-        if not here or not confirmed:
+        newest = max(confirmed, default=-1) if here else -1
+        old = sorted(update for update in map(int, self.checkpoints) if update not in here and update < newest)
+        if not old:
             return
-        parts = {name: COPIED_NAME.fullmatch(name) for name in there}
+        parts = {name: COPIED_NAME.fullmatch(name) for name in self.storage.sizes()}  # some may be of this very round
         updates = {name: int(match[2]) for name, match in parts.items() if match}
-        for update in sorted({int(known) for known in self.checkpoints} - here):
-            if update >= max(confirmed):
-                continue
+        for update in old:
             names = [name for name, its_update in updates.items() if its_update == update]
             # The description first, so that no copy looks whole that is not.
             for name in sorted(names, key=lambda name: not name.endswith(f"/{DESCRIPTION}")):
                 self.storage.remove(name)
-                del there[name]
             del self.checkpoints[str(update)]
 
 
