@@ -91,6 +91,7 @@ OTHER_VALUES: dict[str, object] = {
     "optimizer.eps": 1e-9,
     "optimizer.weight_decay": 0,
     "optimizer.grad_clip": 0,
+    "optimizer.lr_base_tokens": 1024,
     "optimizer.name": "muon",
     "optimizer.muon_lr": 0.01,
     "optimizer.muon_scale": "rms",
@@ -104,6 +105,7 @@ OTHER_VALUES: dict[str, object] = {
     "train.updates": 201,
     "train.seed": 1338,
     "train.device": "cpu",
+    "train.init_from": "another-run",
     "train.num_threads": 1,
     "eval.every": 51,
     "eval.tokens": 65537,
@@ -120,6 +122,11 @@ OTHER_VALUES: dict[str, object] = {
 }
 NO_PART_OF_IDENTITY = {
     "data.cache_dir": "elsewhere",
+    "train.parallel": "fsdp",
+    "checkpoint.background": False,
+    "checkpoint.keep_every": 100,
+    "checkpoint.copy_to": "s3://bucket/runs",
+    "checkpoint.copy_wait_s": 5,
     "tracking.wandb": "off",
     "tracking.project": "other",
     "tracking.entity": "someone",
@@ -146,7 +153,7 @@ NO_PART_OF_IDENTITY = {
     "remote.max_usd_per_hour": 1,
     "remote.max_upload_mb": 1,
 }
-WITHOUT_ANOTHER_VALUE = {"data.end_of_text", "measure.peak_tflops", "measure.peak_source"}
+WITHOUT_ANOTHER_VALUE = {"data.end_of_text", "optimizer.lr_scaling", "measure.peak_tflops", "measure.peak_source"}
 """Each has another value only together with another setting's."""
 
 

@@ -26,8 +26,9 @@ from training_lab import distributed
 from training_lab.checkpoint import list_checkpoints
 from training_lab.data.batches import IGNORED, make_batch, without_labels
 from training_lab.data.dataset import prepare_dataset
-from training_lab.distributed import Processes, read_environment, share_out
+from training_lab.distributed import Processes, read_environment
 from training_lab.errors import UserError
+from training_lab.footprint import share_out
 from training_lab.kernels import choose_kernels
 from training_lab.parallel import in_turn, own_share
 from training_lab.precision import choose_hardware, own_device

@@ -229,7 +229,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(monkeypatch: pytest.Mon
         calls.append(1)
         return ChunkedLoss()(*arguments) * (math.nan if len(calls) == 3 else 1.0)
 
-    monkeypatch.setattr(trainer, "head_loss", break_third)
+    monkeypatch.setattr(trainer.whole, "head_loss", break_third)
     with pytest.raises(NonFiniteError, match="update 2: not finite in micro-batch 3 of 4") as caught:
         train_update(trainer)
     facts = caught.value.facts

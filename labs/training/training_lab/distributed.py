@@ -12,7 +12,6 @@ the run's folder, waits for nobody.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import io
 import json
@@ -26,7 +25,6 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from training_lab.config import Config
 from training_lab.errors import LabError, UserError
 
 T = TypeVar("T")
@@ -218,21 +216,6 @@ def read_environment(environment: Mapping[str, str]) -> tuple[int, int, int, int
             "not fit together; start the processes with torchrun"
         )
     return rank, local_rank, world_size, local_world_size
-
-
-def share_out(config: Config, world_size: int) -> Config:
-    """The config as so many processes run it: each takes every so-many-th micro-batch of the update, which stays the
-    same. Raises UserError if there is too little for all."""
-    batch = config.batch
-    rows = {"windows": batch.batch_size, "packs": batch.packs}.get(batch.layout)
-    if rows is not None and world_size > rows:
-        setting = "batch.packs" if batch.layout == "packs" else "batch.batch_size"
-        raise UserError(
-            f"{setting}: an update of {rows} {batch.layout} cannot occupy {world_size} processes; start at most "
-            f"{rows}, or set {setting} to {world_size} or more"
-        )
-    micro_batches = -(-batch.micro_batches // world_size) * world_size
-    return dataclasses.replace(config, batch=dataclasses.replace(batch, micro_batches=micro_batches))
 
 
 def is_lost_connection(error: BaseException) -> bool:

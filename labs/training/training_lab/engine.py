@@ -26,7 +26,7 @@ from training_lab.distributed import ALONE, Processes
 from training_lab.errors import LabError, UserError
 from training_lab.evaluate import evaluate
 from training_lab.kernels import Kernels, choose_kernels, compile_body
-from training_lab.loss import HeadLoss, Objective, head_buffers, make_head_loss
+from training_lab.loss import Objective, head_buffers, make_head_loss
 from training_lab.memory_peaks import PeakMemory
 from training_lab.model import Decoder, expected_initial_loss, initialise, is_plausible
 from training_lab.observation import Held, Observation, plan_observation
@@ -85,7 +85,6 @@ class Trainer:
     kernels: Kernels
     dataset: Dataset
     model: Decoder
-    head_loss: HeadLoss
     objective: Objective
     optimizers: list[torch.optim.Optimizer]
     scaler: torch.amp.GradScaler
@@ -140,7 +139,7 @@ class Trainer:
         states = [
             value for optimizer in self.optimizers for state in optimizer.state.values() for value in state.values()
         ]
-        tensors = [*parameters, *gradients, *filter(torch.is_tensor, states), *head_buffers(self.head_loss)]
+        tensors = [*parameters, *gradients, *filter(torch.is_tensor, states), *head_buffers(self.whole.head_loss)]
         return Held(*(sum(part_of(one).nbytes for one in some) for some in (tensors, gradients)))
 
 
@@ -186,8 +185,7 @@ def make_trainer(config: Config, hardware: Hardware, dataset: Dataset, processes
     initialise(model, config.train.seed)
     model.to(hardware.device).train()
     seed_global_streams(config.train.seed)
-    head_loss = make_head_loss(kernels.loss)
-    whole = SummedLoss(model, head_loss)
+    whole = SummedLoss(model, make_head_loss(kernels.loss))
     shared = share_model(whole, processes, config.train.parallel, hardware.device)
     return Trainer(
         config,
@@ -195,7 +193,6 @@ def make_trainer(config: Config, hardware: Hardware, dataset: Dataset, processes
         kernels,
         dataset,
         model,
-        head_loss,
         Objective(config.loss.label_smoothing, config.loss.z_loss),
         make_optimizers(model, config.optimizer),
         hardware.make_scaler(),

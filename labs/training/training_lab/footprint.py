@@ -13,6 +13,7 @@ import dataclasses
 from typing import NamedTuple
 
 from training_lab.config import Config, ModelConfig
+from training_lab.errors import UserError
 from training_lab.gpus import Gpu
 
 MOMENT_BYTES = {"adamw": 8, "muon": 4}
@@ -38,6 +39,21 @@ class Kind(NamedTuple):
     loss: str
     """`liger`, `chunked` or `reference`."""
     is_cpu: bool
+
+
+def share_out(config: Config, world_size: int) -> Config:
+    """The config as so many processes run it: each takes every so-many-th micro-batch of the update, which stays the
+    same. Raises UserError if there is too little for all."""
+    batch = config.batch
+    rows = {"windows": batch.batch_size, "packs": batch.packs}.get(batch.layout)
+    if rows is not None and world_size > rows:
+        setting = "batch.packs" if batch.layout == "packs" else "batch.batch_size"
+        raise UserError(
+            f"{setting}: an update of {rows} {batch.layout} cannot occupy {world_size} processes; start at most "
+            f"{rows}, or set {setting} to {world_size} or more"
+        )
+    micro_batches = -(-batch.micro_batches // world_size) * world_size
+    return dataclasses.replace(config, batch=dataclasses.replace(batch, micro_batches=micro_batches))
 
 
 def parameter_values(model: ModelConfig, vocab_size: int) -> dict[str, int]:

@@ -16,7 +16,14 @@ from experiment_runner.parsing import Seconds
 from training_lab.config import Config
 from training_lab.config_remote import RemoteConfig
 from training_lab.errors import UserError
-from training_lab.footprint import VOCABULARIES, kind_on_gpu, memory_of_gpu, memory_parts, micro_batches_to_fit
+from training_lab.footprint import (
+    VOCABULARIES,
+    kind_on_gpu,
+    memory_of_gpu,
+    memory_parts,
+    micro_batches_to_fit,
+    share_out,
+)
 from training_lab.gpus import find_gpu
 from training_lab.mirrors.mode import DEFAULT_PROJECT
 from training_lab.provenance import SENT_SOURCE, describe_source
@@ -114,6 +121,7 @@ def environment_of(config: Config, keys: dict[str, str]) -> dict[str, str]:
         "WANDB_MODE": os.environ.get("WANDB_MODE", ""),
         "TRAINING_LAB_IMAGE": config.remote.image if config.remote.provider == "runpod" else "",
         "TRAINING_LAB_INSTALL": config.remote.install,
+        "TRAINING_LAB_PROCESSES": str(config.remote.gpu_count),
     }
     return {name: value for name, value in found.items() if value}
 
@@ -135,9 +143,9 @@ def predicted_memory(config: Config, gpu: str) -> tuple[int, int, int | None] | 
     known, vocab_size = find_gpu(gpu), VOCABULARIES.get(config.data.tokenizer)
     if known is None or vocab_size is None:
         return None
-    kind, there = kind_on_gpu(config, known), memory_of_gpu(known)
-    needed = sum(memory_parts(config, vocab_size, kind).values())
-    return needed, there, micro_batches_to_fit(config, vocab_size, kind, there) if needed > there else None
+    kind, there, split = kind_on_gpu(config, known), memory_of_gpu(known), share_out(config, config.remote.gpu_count)
+    needed = sum(memory_parts(split, vocab_size, kind).values())
+    return needed, there, micro_batches_to_fit(split, vocab_size, kind, there) if needed > there else None
 
 
 def describe_memory(config: Config) -> list[str]:
@@ -158,7 +166,9 @@ def describe_memory(config: Config) -> list[str]:
 
 
 def need_fit(config: Config, name: str) -> None:
-    """Raises UserError if an update surely does not fit into a GPU: no machine is rented for that."""
+    """Raises UserError if an update surely does not fit into a GPU, or cannot occupy all of them: no machine is rented
+    for that."""
+    share_out(config, config.remote.gpu_count)
     if config.remote.provider != "runpod":
         return
     for gpu in config.remote.gpus:

@@ -33,10 +33,10 @@ from training_lab.copies import Copier
 from training_lab.csv_export import metrics_table
 from training_lab.data.dataset import Dataset, prepare_dataset
 from training_lab.data.tokenizers import decode
-from training_lab.distributed import Processes, first_line, is_lost_connection, joined, share_out
+from training_lab.distributed import Processes, first_line, is_lost_connection, joined
 from training_lab.engine import NonFiniteError, Process, Trainer, compile_trainer, make_trainer, observe, train
 from training_lab.errors import LabError, UserError
-from training_lab.footprint import micro_batch_tokens
+from training_lab.footprint import micro_batch_tokens, share_out
 from training_lab.identity import identity_of
 from training_lab.kernels import choose_kernels
 from training_lab.memory import OutOfMemoryError, advice_when_out_of_memory
