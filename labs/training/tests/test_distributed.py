@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from several import Done, launch, settings, train, train_words
-from tiny import TINY, resolve_tiny, tiny
+from tiny import TINY, resolve_tiny, run, tiny
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
@@ -62,6 +62,9 @@ def test_two_processes_are_one_with_its_micro_batches_accumulated_bit_for_bit(al
     assert seen(two.rows()) == seen(alone["rows"])
     assert [row["val_loss"] for row in two.rows("evaluation")] == [row["val_loss"] for row in alone["evaluations"]]
     assert two.weights == alone["weights"]
+    replayed = run("verify", two.folder.name, "--replay", "3", "--from", "0")
+    assert "replayed update 3: loss" in replayed.stdout
+    assert "BAD  replayed" not in replayed.stdout
     (process,) = two.read("environment.json")["processes"]
     assert (process["world_size"], process["parallel"], process["micro_batches"]) == (2, "ddp", 2)
     begun = json.loads(two.out.splitlines()[0])
@@ -398,3 +401,9 @@ def test_a_batch_without_labels_has_the_shape_and_no_gradient() -> None:
     assert empty.tokens_T is batch.tokens_T
     assert (empty.num_target_tokens, int((empty.labels_T != IGNORED).sum())) == (0, 0)
     assert choose_kernels(tiny(), choose_hardware(tiny())).loss == "chunked"
+
+
+def test_a_sharded_model_is_not_compiled() -> None:
+    config = tiny("train.parallel=fsdp", "kernels.compile=on", "batch.layout=packs")
+    with pytest.raises(UserError, match=r"kernels\.compile: on is not possible here: train\.parallel=fsdp gathers"):
+        choose_kernels(config, choose_hardware(config))

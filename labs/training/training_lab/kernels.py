@@ -134,6 +134,8 @@ def choose_compile(config: Config, hardware: Hardware) -> tuple[bool, str]:
         obstacle = "not supported on MPS"
     elif has_rows_of_many_lengths(config):
         obstacle = "the micro-batches of a token budget differ in length"
+    elif config.train.parallel == "fsdp":
+        obstacle = "train.parallel=fsdp gathers each block's weights when its turn comes"
     if wanted == "on":
         if obstacle:
             raise UserError(f"kernels.compile: on is not possible here: {obstacle}; use auto or off")

@@ -7,6 +7,7 @@ losses, norms and weights, bit for bit.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from training_lab.checkpoint import list_checkpoints, weights_sha256
 from training_lab.data.dataset import Dataset, differences, prepare_dataset
 from training_lab.engine import compile_trainer, make_trainer, train_update
 from training_lab.errors import LabError, UserError
+from training_lab.footprint import share_out
 from training_lab.precision import choose_hardware
 from training_lab.provenance import changed_files, describe_source
 from training_lab.record import Finding, RunFolder
@@ -103,7 +105,12 @@ def replay_updates(
     processes = folder.read_json(record.ENVIRONMENT, processes=list)["processes"]
     segment = rows[first + 1].get("segment")
     recorded = next((p for p in processes if isinstance(p, dict) and p.get("segment") == segment), {})
-    trainer = make_trainer(config, hardware, dataset)
+    world_size = recorded.get("world_size", 1)
+    config = share_out(config, world_size)  # the micro-batches that they had between them
+    if world_size > 2:
+        message = f"{world_size} processes added up the gradients in another order than one: the last digits differ"
+        yield Finding("processes", False, message)
+    trainer = make_trainer(config, hardware, dataclasses.replace(dataset, config=config))
     checkpoint = checkpoints[first]
     if checkpoint is not None:
         checkpoint.verify()
