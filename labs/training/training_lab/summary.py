@@ -52,7 +52,9 @@ def summarise(
         **describe_evaluations(trainer, evaluations),
         "milestones": milestones(updates, evaluations),
         "throughput": throughput(updates, config.measure.warmup_updates),
-        "utilisation": utilisation(config.model, vocab_size, measured, peak, hardware.compute, probe),
+        "utilisation": utilisation(
+            config.model, vocab_size, measured, peak, hardware.compute, probe, trainer.processes.world_size
+        ),
         "memory": describe_memory(trainer, ended, process.peaks.base_bytes),
         "wall_clock": {
             "definition": wall_clock.DEFINITION,
