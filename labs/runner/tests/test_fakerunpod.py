@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import openapi
 import pytest
-from cuttable import CuttableProxy
+from fakefaults import Reply
 from fakepod import SSHD, FakePod
-from fakerunpod import FakeRunPod, Reply
+from fakerunpod import FakeRunPod
 
 H100 = "NVIDIA H100 80GB HBM3"
 DETACHED = "</dev/null >/dev/null 2>&1 & echo $!"
@@ -429,93 +429,6 @@ def test_what_must_never_be_asked_for_is_kept(fake: FakeRunPod, client: Client) 
     assert client.call("PUT", "/account/ssh-keys", {"keys": []}).status == 500
     assert client.call("PATCH", "/pods/one", {"name": "two"}).status == 500
     assert [request.method for request in fake.forbidden] == ["PUT", "PATCH"]
-
-
-@pytest.fixture
-def source() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener
-
-
-@pytest.fixture
-def proxy(source: socket.socket) -> Iterator[CuttableProxy]:
-    """Before a server that sends 1000 bytes and then what it gets."""
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = source.accept()
-            except OSError:
-                return
-            threading.Thread(target=echo, args=(connection,), daemon=True).start()
-
-    def echo(connection: socket.socket) -> None:
-        with connection:
-            try:
-                connection.sendall(b"x" * 1000)
-                while data := connection.recv(4096):
-                    connection.sendall(data)
-            except OSError:
-                pass
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    proxy = CuttableProxy(source.getsockname()[1])
-    yield proxy
-    proxy.close()
-    source.shutdown(socket.SHUT_RDWR)
-    thread.join()
-
-
-def connected(proxy: CuttableProxy) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
-
-
-def received(connection: socket.socket, num_bytes: int) -> int:
-    """So many bytes came, until as many as that or the end."""
-    num = 0
-    while num < num_bytes and (data := connection.recv(num_bytes - num)):
-        num += len(data)
-    return num
-
-
-def test_a_cut_comes_after_so_many_bytes_of_so_many_connections(proxy: CuttableProxy) -> None:
-    proxy.cut_after(300, times=2)
-    nums = []
-    for _ in range(3):
-        with connected(proxy) as connection:
-            nums.append(received(connection, 1000))
-    assert nums == [300, 300, 1000]
-    assert proxy.num_cuts == 2
-    proxy.cut_after(10, "up")
-    with connected(proxy) as connection:
-        connection.sendall(b"y" * 50)
-        assert received(connection, 2000) <= 1010
-    assert proxy.passed_bytes["up"] == 10
-
-
-def test_a_proxy_breaks_and_heals(proxy: CuttableProxy) -> None:
-    with connected(proxy) as connection:
-        assert received(connection, 1000) == 1000
-        proxy.cut()
-        assert connection.recv(1) == b""
-    proxy.refuse(True)
-    with pytest.raises(ConnectionRefusedError):
-        connected(proxy)
-    proxy.refuse(False)
-    proxy.blackhole(True)
-    with connected(proxy) as connection:
-        connection.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            connection.recv(1)
-        proxy.blackhole(False)
-        connection.settimeout(5)
-        assert received(connection, 1000) == 1000
-    proxy.throttle(5000)
-    with connected(proxy) as connection:
-        began = time.monotonic()
-        assert received(connection, 1000) == 1000
-        assert time.monotonic() - began > 0.1
 
 
 @needs_sshd

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-from fakerunpod import NO_INSTANCES, Reply
+from fakefaults import Reply
+from fakerunpod import NO_INSTANCES
 from lab import GPU, Lab, one_line, says
 
 OTHER = "NVIDIA GeForce RTX 4090"

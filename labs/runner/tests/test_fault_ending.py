@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from fakerunpod import NO_INSTANCES, Reply
+from fakefaults import Reply
+from fakerunpod import NO_INSTANCES
 from lab import GPU, Lab, one_line, says, when_the_log_has
 
 

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from fakerunpod import Reply
+from fakefaults import Reply
 from lab import Lab, log_lines, says
 from processes import EXISTS_FROM, PHASES, STEADY, WHOLE_LOG, Process, held
 

@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from fakerunpod import Reply
+from fakefaults import Reply
 from lab import SECRET, Lab, log_lines
 from processes import EXISTS_FROM, PHASES, STEADY, Process, arguments_of_all_processes, held
 
