@@ -23,12 +23,25 @@ from training_lab.restored import choose_checkpoint
 from training_lab.tracking import count_lines, read_metrics, rows_of_kind
 
 
-def weights_from(text: str, runs_dir: Path) -> dict[str, Any]:
-    """The weights of a run's newest state that verifies."""
-    folder = record.find_run(runs_dir, text)
-    checkpoint, _ = choose_checkpoint(folder, None)
-    weights: dict[str, Any] = checkpoint.load()["model"]
-    return weights
+def take_first_weights(trainer: Trainer, runs_dir: Path) -> None:
+    """Takes the weights of the run that `train.init_from` names, of its newest state that verifies."""
+    text, processes = trainer.config.train.init_from, trainer.processes
+    if text:
+        found = None
+        if processes.is_first:
+            checkpoint, _ = choose_checkpoint(record.find_run(runs_dir, text), None)
+            found = checkpoint.load()["model"]
+        trainer.start_from(processes.share_state(found))
+
+
+def check_same_beginning(folder: RunFolder, initial_sha256: str) -> None:
+    """Refuses to begin a run again, which was killed before its first checkpoint, from other weights than it did."""
+    recorded = folder.read_json(record.CONFIG, model=dict)["model"].get("initial_weights_sha256")
+    if recorded != initial_sha256:
+        raise UserError(
+            f"{folder.path}: began with other weights (SHA-256 {str(recorded)[:12]}…, now {initial_sha256[:12]}…): the "
+            "run of train.init_from has gone on since, or torch draws other numbers; start afresh with --new"
+        )
 
 
 def find_unfinished(

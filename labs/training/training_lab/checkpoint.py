@@ -129,7 +129,7 @@ def save_checkpoint(folder: Path, update: int, state: dict[str, Any], facts: dic
     with removing_on_error(checkpoint, aside):
         files = {STATE: write_state(aside / STATE, state)}
         finish(checkpoint, aside, {"files": files, "weights_sha256": hash_weights(state["model"]), **facts})
-    link_last(checkpoint.path / STATE, folder.parent / LAST_CHECKPOINT)
+    link_last(checkpoint.path, folder.parent / LAST_CHECKPOINT)
     return checkpoint
 
 
@@ -159,6 +159,7 @@ def save_sharded_checkpoint(
                 files |= parts
             sync_folder(aside / PARTS)
             finish(checkpoint, aside, {"files": files, **facts})
+            link_last(checkpoint.path, folder.parent / LAST_CHECKPOINT)
     return checkpoint
 
 
@@ -228,10 +229,14 @@ def removing_on_error(checkpoint: Checkpoint, aside: Path) -> Iterator[None]:
         ) from error
 
 
-def link_last(state: Path, name: Path) -> None:
-    """Gives the last state its second name: a hard link, or a copy where the file system has none."""
-    aside = name.with_name(f"{UNFINISHED_PREFIX}{name.name}")
+def link_last(checkpoint: Path, name: Path) -> None:
+    """Gives the last state its second name: a hard link, or a copy where the file system has none. A state in parts is
+    no one file; then nothing has that name, rather than an older state."""
+    state, aside = checkpoint / STATE, name.with_name(f"{UNFINISHED_PREFIX}{name.name}")
     try:
+        if (checkpoint / PARTS).is_dir():
+            name.unlink(missing_ok=True)
+            return
         aside.unlink(missing_ok=True)
         try:
             os.link(state, aside)

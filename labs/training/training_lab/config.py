@@ -174,6 +174,10 @@ class TrainConfig:
     update's micro-batches. `fsdp`: each also has only its part of the weights, gradients and optimizer's states. Says
     how, not what: no part of the config's identity."""
 
+    def problems(self) -> Iterator[Problem]:
+        if self.init_from == "latest":
+            yield Problem("train.init_from", "must name a run: `latest` is another one as soon as this run has begun")
+
 
 @dataclass(frozen=True)
 class EvalConfig:

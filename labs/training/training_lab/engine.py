@@ -156,12 +156,7 @@ class Process:
     clock: WallClock
     peaks: PeakMemory
     observation: Observation
-    processes: Processes = ALONE
     copier: Copier | None = None
-
-    def is_stop_requested(self) -> bool:
-        """Whether any process of the run was told to stop: the same answer in all of them."""
-        return self.stop.agree(self.processes.maximum)
 
     @contextlib.contextmanager
     def part(self, name: str, scope: str) -> Iterator[Span]:
@@ -223,7 +218,12 @@ def compile_trainer(trainer: Trainer, warn: Callable[[str], None]) -> dict[str, 
             trainer.model.zero_grad(set_to_none=True)
             restore_global_streams(streams, device)
 
-    return compile_body(trainer.model, try_update, trainer.config.kernels.compile == "on", warn)
+    facts = compile_body(trainer.model, try_update, trainer.config.kernels.compile == "on", warn)
+    is_active = facts["compile_state"] == "active"
+    if trainer.processes.maximum(not is_active) and is_active:  # all compute with the same kernels, or none does
+        trainer.model.compiled_body = None
+        return {"compile_state": "requested, not active", "compile_failure": "it failed in another process"}
+    return facts
 
 
 def check_shapes(model: Decoder, saved: dict[str, torch.Tensor]) -> None:
@@ -249,13 +249,13 @@ def train(trainer: Trainer, folder: RunFolder, process: Process) -> str:
     is_in_parts = is_sharded(trainer.shared)
     saver = Saver(folder, config.checkpoint, progress.update, trainer.processes, is_in_parts, process.copier)
     with ReadingAhead(trainer.dataset, config.train.updates) as reader, process.observation as observation, saver:
-        is_stop = process.is_stop_requested()
+        is_stop = process.stop.agree(trainer.processes.maximum)
         while True:
             is_last = progress.update == config.train.updates
             if is_due(config.eval.every, progress.update, is_last) and (is_last or not is_stop):
                 with process.part("evaluation", "evaluation"):
                     measure(trainer, recorder)
-                is_stop = is_stop or process.is_stop_requested()
+                is_stop = is_stop or process.stop.agree(trainer.processes.maximum)
             is_best = config.checkpoint.keep_best and progress.best_update == progress.update > 0
             if is_last or is_stop or is_best or is_due(config.checkpoint.every, progress.update, is_last):
                 with process.part("checkpoint", "checkpoint"):
@@ -270,7 +270,7 @@ def train(trainer: Trainer, folder: RunFolder, process: Process) -> str:
             with process.clock.part("profile"), observation.of(update) as observed:
                 with process.part("update", "observed updates" if observed else "updates") as span:
                     row = train_update(trainer, reader.take)
-                    is_stop = process.is_stop_requested() or update == process.stop_after
+                    is_stop = process.stop.agree(trainer.processes.maximum) or update == process.stop_after
                     if is_stop or observation.is_edge(update) or is_interrupted(config, update):
                         trainer.hardware.synchronise()  # no work of this update runs into what comes between
                 row |= {"seconds": span.seconds, "memory_bytes": process.peaks.now(), **observed}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_runner.durable import READ_BYTES, UNFINISHED_PREFIX, sync_file, sync_folder, try_lock
-from training_lab.checkpoint import DESCRIPTION, NAME, STATE, link_last
+from training_lab.checkpoint import DESCRIPTION, NAME, link_last
 from training_lab.copying import COPIED_NAME, files_of, is_plain_name
 from training_lab.errors import LabError, UserError
 from training_lab.progress import NoProgress, Progress
@@ -93,10 +93,8 @@ class Fetch:
             self.progress.note(f"{self.storage.address}: no checkpoint was copied; the run begins from its start")
         else:
             self.write_known(verified, update)
-            state = self.aside / CHECKPOINTS / update / STATE
-            if state.is_file():
-                link_last(state, self.aside / LAST_CHECKPOINT)
-                self.kept.add(LAST_CHECKPOINT)
+            link_last(self.aside / CHECKPOINTS / update, self.aside / LAST_CHECKPOINT)
+            self.kept.add(LAST_CHECKPOINT)
         self.sweep()
 
     def fetch_record(self) -> dict[str, Any]:

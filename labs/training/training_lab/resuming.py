@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training_lab import record
+from training_lab.checkpoint import list_checkpoints
 from training_lab.config import Config, values_of
 from training_lab.console import Console
 from training_lab.errors import UserError
@@ -59,7 +60,8 @@ def change(folder: RunFolder, before: Resolved, after: Resolved, console: Consol
     """Lists what differs, and records it. Raises UserError if that is not harmless."""
     differences = differing(before.config, after.config)
     listed = [f"{key}: {old} → {new}" for key, (old, new) in differences.items()]
-    done = int(folder.read_json(record.SUMMARY, updates=int)["updates"])
+    saved = [checkpoint.update for checkpoint in list_checkpoints(folder.file(record.CHECKPOINTS))]
+    done = max([*saved, int(folder.read_json(record.SUMMARY, updates=int)["updates"])])  # a killed run's summary is old
     harmful = [line for key, line in zip(differences, listed, strict=True) if not is_harmless(key)]
     if harmful:
         raise UserError(

@@ -107,7 +107,7 @@ class HostCopy:
         """Copies every tensor; the last copy is overwritten."""
         copied: dict[str, Any] = self._take(state, "")
         if torch.cuda.is_available():
-            torch.cuda.synchronize()
+            torch.cuda.synchronize()  # what is not on CUDA was copied at once
         return copied
 
     def _take(self, value: Any, place: str) -> Any:
@@ -120,7 +120,7 @@ class HostCopy:
             kept = self._kept.get(place)
             if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
                 kept = self._kept[place] = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-            return kept.copy_(value.detach(), non_blocking=True)
+            return kept.copy_(value.detach(), non_blocking=value.is_cuda)
         if isinstance(value, dict):
             return {key: self._take(one, f"{place}/{key}") for key, one in value.items()}
         if isinstance(value, list):

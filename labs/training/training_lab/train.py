@@ -17,13 +17,14 @@ import numpy as np
 from experiment_runner.durable import write_atomically
 from training_lab import record
 from training_lab.beginning import (
+    check_same_beginning,
     check_same_data,
     find_unfinished,
     first_superseded,
     is_finished,
     record_environment,
     restore,
-    weights_from,
+    take_first_weights,
     write_beginning,
 )
 from training_lab.checkpoint import Checkpoint, newest_good, weights_sha256
@@ -169,6 +170,8 @@ def lead(
             write_beginning(folder, resolved, source, trainer, stats, initial_sha256)
         else:
             continuation = Continuation(first_superseded(folder, checkpoint), damaged)
+            if checkpoint is None:
+                check_same_beginning(folder, initial_sha256)
         place = str(folder.path.resolve())
         processes.from_first("begins", lambda: (place, checkpoint is not None))
         if checkpoint is not None:
@@ -201,7 +204,7 @@ def follow(config: Config, processes: Processes, stop_after: int | None, clock: 
         recorder = Unrecorded()
         with StopRequest() as stop:
             observation = Observation({}, folder, recorder, trainer.phases, hardware.device, trainer.held)
-            process = Process(0, stop_after, recorder, stop, clock, peaks, observation, processes)
+            process = Process(0, stop_after, recorder, stop, clock, peaks, observation)
             outcome = train_to_outcome(trainer, folder, process)
     if outcome.failure:
         print(f"process {processes.rank}: {outcome.failure['message']}", file=sys.stderr)
@@ -217,9 +220,7 @@ def assemble(
     processes.need_same("data", dataset.manifest["identity"])
     processes.form_group(hardware.device)
     trainer = make_trainer(config, hardware, dataset, processes)
-    if config.train.init_from:
-        found = weights_from(config.train.init_from, runs_dir) if processes.is_first else None
-        trainer.start_from(processes.share_state(found))
+    take_first_weights(trainer, runs_dir)
     initial_sha256 = weights_sha256(trainer.model)
     processes.need_same("initial weights", initial_sha256)
     return trainer, initial_sha256
@@ -246,9 +247,8 @@ def train_in_folder(trainer: Trainer, folder: RunFolder, resolved: Resolved, con
         copy_to = trainer.config.checkpoint.copy_to
         copier = Copier(folder, copy_to) if copy_to else None
         process = Process(
-            begun.segment, begun.stop_after, recorder, stop, begun.clock, begun.peaks, observation, trainer.processes,
-            copier,
-        )  # fmt: skip
+            begun.segment, begun.stop_after, recorder, stop, begun.clock, begun.peaks, observation, copier
+        )
         folder.write_json(record.SUMMARY, summarise(trainer, folder, Outcome("running", 0, {}), process, None))
         console.begin(opening(resolved, trainer, folder, begun), command)
         facts = {"segment": begun.segment, "utc": utc_now()}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from training_lab import record
+from training_lab.beginning import take_first_weights
 from training_lab.checkpoint import list_checkpoints, weights_sha256
 from training_lab.data.dataset import Dataset, differences, prepare_dataset
 from training_lab.engine import compile_trainer, make_trainer, train_update
@@ -112,7 +113,9 @@ def replay_updates(
         yield Finding("processes", False, message)
     trainer = make_trainer(config, hardware, dataclasses.replace(dataset, config=config))
     checkpoint = checkpoints[first]
-    if checkpoint is not None:
+    if checkpoint is None:
+        take_first_weights(trainer, folder.path.parent)
+    else:
         checkpoint.verify()
         trainer.restore(checkpoint.load())
     compiled = compile_trainer(trainer, lambda message: None)  # what failed is among the findings
