@@ -22,7 +22,7 @@ from training_lab import engine
 from training_lab.config import TrackingConfig
 from training_lab.console import JsonConsole
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import Process, Trainer, make_trainer, observe, train, train_update
+from training_lab.engine import Process, observe, train, train_update
 from training_lab.memory_peaks import PeakMemory
 from training_lab.mirrors.handle import start_mirrors
 from training_lab.mirrors.mode import WandbChoice
@@ -32,6 +32,7 @@ from training_lab.resolve import resolve_config
 from training_lab.stopping import StopRequest
 from training_lab.tracking import MetricsWriter, Recorder, Row
 from training_lab.train import run_training
+from training_lab.trainer import Trainer, make_trainer
 from training_lab.wall_clock import WallClock
 
 

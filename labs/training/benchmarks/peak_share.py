@@ -18,10 +18,11 @@ import torch
 from turns import alternate
 
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import make_trainer, train_update
+from training_lab.engine import train_update
 from training_lab.flops import flops_of_pieces
 from training_lab.precision import choose_hardware
 from training_lab.resolve import resolve_config
+from training_lab.trainer import make_trainer
 
 
 def product(rows: int, inner: int, columns: int) -> Callable[[], object]:

@@ -25,10 +25,11 @@ from training_lab.checkpoint import (
 )
 from training_lab.config import CheckpointConfig
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import Trainer, make_trainer, train_update
+from training_lab.engine import train_update
 from training_lab.errors import LabError, UserError
 from training_lab.optim import restore_optimizer
 from training_lab.precision import choose_hardware
+from training_lab.trainer import Trainer, make_trainer
 
 FACTS = {"metrics_lines": 3}
 

@@ -14,10 +14,11 @@ from tiny import run, tiny, train_tiny
 
 from training_lab.checkpoint import weights_sha256
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import Trainer, compile_trainer, make_trainer, train_update
+from training_lab.engine import compile_trainer, train_update
 from training_lab.errors import UserError
 from training_lab.evaluate import evaluate
 from training_lab.precision import choose_hardware
+from training_lab.trainer import Trainer, make_trainer
 
 has_compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
 # The compiler warns of torch's own old parts, and of looking at gradients itself; as errors they would stop it.

@@ -18,11 +18,12 @@ from tiny import tiny
 
 from training_lab.checkpoint import weights_sha256
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import Trainer, compile_trainer, make_trainer, train_update
+from training_lab.engine import compile_trainer, train_update
 from training_lab.errors import UserError
 from training_lab.evaluate import evaluate
 from training_lab.precision import choose_hardware
 from training_lab.sample import sample_tokens
+from training_lab.trainer import Trainer, make_trainer
 
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in ("c++", "g++", "clang++")), reason="needs a C++ compiler on PATH"

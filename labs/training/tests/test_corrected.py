@@ -20,10 +20,11 @@ from training_lab.config import Config
 from training_lab.data.dataset import prepare_dataset
 from training_lab.data.synthetic import synthetic_document
 from training_lab.data.tokenizers import Gpt2Tokenizer
-from training_lab.engine import compile_trainer, make_trainer, train_update
+from training_lab.engine import compile_trainer, train_update
 from training_lab.kernels import choose_kernels
 from training_lab.precision import choose_hardware, plan_hardware
 from training_lab.resolve import resolve_config
+from training_lab.trainer import make_trainer
 
 DOCUMENTS = 150
 

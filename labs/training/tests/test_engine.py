@@ -21,7 +21,7 @@ from training_lab.data import batches
 from training_lab.data.batches import IGNORED, Batch, UpdateData, make_batch
 from training_lab.data.dataset import prepare_dataset
 from training_lab.data.layout import Pieces
-from training_lab.engine import NonFiniteError, Trainer, make_trainer, train_update
+from training_lab.engine import NonFiniteError, train_update
 from training_lab.errors import LabError
 from training_lab.evaluate import evaluate
 from training_lab.loss import ChunkedLoss
@@ -32,6 +32,7 @@ from training_lab.record import RunFolder
 from training_lab.sample import draw, sample_tokens
 from training_lab.stopping import StopRequest
 from training_lab.tracking import MetricsWriter, Recorder, Row
+from training_lab.trainer import Trainer, make_trainer
 from training_lab.wall_clock import WallClock
 
 

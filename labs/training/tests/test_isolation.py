@@ -9,8 +9,9 @@ from tiny import tiny
 
 from training_lab.data.batches import IGNORED, UpdateData
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import make_trainer, train_update
+from training_lab.engine import train_update
 from training_lab.precision import choose_hardware
+from training_lab.trainer import make_trainer
 
 PACKS = ("batch.layout=packs", "batch.packs=4", "model.max_positions=512", "model.dropout=0")
 

@@ -19,7 +19,7 @@ from training_lab import train as training
 from training_lab.checkpoint import weights_sha256
 from training_lab.config import MeasureConfig
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import NonFiniteError, Process, Trainer, make_trainer, observe, train
+from training_lab.engine import NonFiniteError, Process, observe, train
 from training_lab.memory_peaks import PeakMemory
 from training_lab.observation import CudaHistory, Held, Observation, plan_observation
 from training_lab.phases import Phases
@@ -29,6 +29,7 @@ from training_lab.stopping import StopRequest
 from training_lab.summary import Outcome
 from training_lab.trace import PHASES
 from training_lab.tracking import MetricsWriter, Recorder, Row
+from training_lab.trainer import Trainer, make_trainer
 from training_lab.wall_clock import WallClock
 
 WATCHED = (

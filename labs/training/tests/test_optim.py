@@ -10,11 +10,12 @@ from tiny import tiny, train_tiny
 
 from training_lab.config import Config, ModelConfig
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import Trainer, make_trainer, train_update
+from training_lab.engine import train_update
 from training_lab.model import Decoder, initialise
 from training_lab.optim import describe_groups, make_optimizers, parameter_groups, set_rates
 from training_lab.precision import choose_hardware
 from training_lab.schedule import learning_rate, muon_momentum
+from training_lab.trainer import Trainer, make_trainer
 
 OPTIMIZERS = ("adamw", "muon")
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)

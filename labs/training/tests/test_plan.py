@@ -8,7 +8,6 @@ import pytest
 from tiny import TINY, resolve_tiny, run, tiny
 
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import make_trainer
 from training_lab.errors import UserError
 from training_lab.flops import flops_of_pieces
 from training_lab.model import count_parameters
@@ -16,6 +15,7 @@ from training_lab.optim import describe_groups
 from training_lab.plan import describe_plan, plan_run
 from training_lab.precision import choose_hardware
 from training_lab.resolve import resolve_config
+from training_lab.trainer import make_trainer
 
 
 def test_corrected_is_the_model_of_the_seed_documents() -> None:

@@ -9,11 +9,12 @@ import torch
 from tiny import tiny
 
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import Trainer, make_trainer, train_update
+from training_lab.engine import train_update
 from training_lab.errors import UserError
 from training_lab.memory import advice_for_memory, is_out_of_memory
 from training_lab.precision import choose_compute, choose_device, choose_hardware
 from training_lab.provenance import usable_cpus
+from training_lab.trainer import Trainer, make_trainer
 
 needs_gpu = [
     pytest.mark.gpu,

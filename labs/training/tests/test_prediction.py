@@ -11,7 +11,7 @@ from tiny import tiny
 
 from training_lab.config import Config
 from training_lab.data.dataset import prepare_dataset
-from training_lab.engine import Trainer, make_trainer, train_update
+from training_lab.engine import train_update
 from training_lab.errors import UserError
 from training_lab.footprint import activation_bytes, kind_on_gpu, memory_parts, parameter_values
 from training_lab.gpus import GPUS
@@ -22,6 +22,7 @@ from training_lab.precision import choose_hardware, plan_hardware
 from training_lab.prediction import enough_micro_batches, need_memory, predict_memory
 from training_lab.record import RunFolder
 from training_lab.resolve import resolve_config
+from training_lab.trainer import Trainer, make_trainer
 
 H100 = "NVIDIA H100 80GB HBM3"
 WINDOWS = ("batch.layout=windows", "batch.block_size=64", "model.dropout=0", "model.d_model=128", "model.num_heads=4")

@@ -12,7 +12,6 @@ from training_lab import record
 from training_lab.checkpoint import Checkpoint, set_aside_damaged
 from training_lab.console import Console
 from training_lab.data.dataset import differences
-from training_lab.engine import Trainer
 from training_lab.errors import LabError, UserError
 from training_lab.model import count_parameters
 from training_lab.optim import describe_groups
@@ -21,6 +20,7 @@ from training_lab.record import RunFolder
 from training_lab.resolve import Resolved
 from training_lab.restored import choose_checkpoint
 from training_lab.tracking import count_lines, read_metrics, rows_of_kind
+from training_lab.trainer import Trainer
 
 
 def take_first_weights(trainer: Trainer, runs_dir: Path) -> None:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from training_lab import record
 from training_lab.checkpoint import Checkpoint, list_checkpoints, newest_good
 from training_lab.data.tokenizers import Tokenizer, tokenizer_from_manifest
-from training_lab.engine import check_shapes
 from training_lab.errors import LabError, UserError
 from training_lab.kernels import Kernels, choose_kernels
 from training_lab.memory import advice_when_out_of_memory
@@ -15,6 +14,7 @@ from training_lab.model import Decoder
 from training_lab.precision import Hardware, choose_hardware
 from training_lab.record import RunFolder
 from training_lab.resolve import Resolved, config_from_record
+from training_lab.trainer import check_shapes
 
 
 class RestoredModel(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from training_lab import memory_peaks, record, wall_clock
 from training_lab.checkpoint import list_checkpoints, weights_sha256
-from training_lab.engine import Process, Trainer
+from training_lab.engine import Process
 from training_lab.loss import Objective
 from training_lab.measurement import measured_rows, milestones, throughput
 from training_lab.model import expected_initial_loss, is_plausible
@@ -15,6 +15,7 @@ from training_lab.parallel import is_sharded
 from training_lab.prediction import predict_memory
 from training_lab.record import RunFolder
 from training_lab.tracking import Row, read_metrics, rows_of_kind
+from training_lab.trainer import Trainer
 from training_lab.utilisation import peak_of, utilisation
 
 

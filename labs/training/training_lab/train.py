@@ -35,7 +35,7 @@ from training_lab.csv_export import metrics_table
 from training_lab.data.dataset import Dataset, prepare_dataset
 from training_lab.data.tokenizers import decode
 from training_lab.distributed import Processes, first_line, is_lost_connection, joined
-from training_lab.engine import NonFiniteError, Process, Trainer, compile_trainer, make_trainer, observe, train
+from training_lab.engine import NonFiniteError, Process, compile_trainer, observe, train
 from training_lab.errors import LabError, UserError
 from training_lab.footprint import micro_batch_tokens, share_out
 from training_lab.identity import identity_of
@@ -66,6 +66,7 @@ from training_lab.tracking import (
     read_metrics,
     rows_of_kind,
 )
+from training_lab.trainer import Trainer, make_trainer
 from training_lab.wall_clock import WallClock
 
 

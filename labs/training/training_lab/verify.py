@@ -15,7 +15,7 @@ from training_lab import record
 from training_lab.beginning import take_first_weights
 from training_lab.checkpoint import list_checkpoints, weights_sha256
 from training_lab.data.dataset import Dataset, differences, prepare_dataset
-from training_lab.engine import compile_trainer, make_trainer, train_update
+from training_lab.engine import compile_trainer, train_update
 from training_lab.errors import LabError, UserError
 from training_lab.footprint import share_out
 from training_lab.precision import choose_hardware
@@ -23,6 +23,7 @@ from training_lab.provenance import changed_files, describe_source
 from training_lab.record import Finding, RunFolder
 from training_lab.restored import recorded_config
 from training_lab.tracking import Row, read_metrics, rows_of_kind
+from training_lab.trainer import make_trainer
 
 REPLAYED = ("batch_sha256", "lr", "loss", "grad_norm", "target_tokens")
 
