@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,11 +39,6 @@ from training_lab.schedule import learning_rate
 from training_lab.tracking import read_metrics, rows_of_kind
 
 FIFTY = ("train.updates=50", "eval.every=0", "checkpoint.every=50")
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -117,25 +113,32 @@ def test_dropout_is_the_same_for_any_number_of_processes() -> None:
     assert train(0, *dropping, "model.dropout=0.1").weights != one
 
 
+def train_with(code: str, tmp_path: Path, *overrides: str) -> Done:
+    """Two processes that run some code of a test first, with `rank` the number of the process."""
+    body = "\n".join(f"    {line}" for line in textwrap.dedent(code).strip().splitlines())
+    start = "import os\nif 'RANK' in os.environ:\n    rank = int(os.environ['RANK'])\n"
+    (tmp_path / "sitecustomize.py").write_text(f"{start}{body}\n")
+    path = os.pathsep.join([str(tmp_path), str(TINY.parent.parent)])
+    words = ["--config", str(TINY), "--new", "--json", *settings(("model.dropout=0", *overrides))]
+    process = launch(2, *words, env={"PYTHONPATH": path})
+    out, err = process.communicate(timeout=600)
+    return Done(process.returncode, out, err)
+
+
 def test_gradients_are_added_up_once_an_update(tmp_path: Path) -> None:
     """Counted in the processes themselves: each bucket of the gradient crosses once, whatever the micro-batches."""
-    counting = tmp_path / "sitecustomize.py"
-    counting.write_text(
-        "import atexit, os\n"
-        "import training_lab.parallel as parallel\n"
-        "real, counted = parallel.add_up, []\n"
-        "def add_up(bucket):\n"
-        "    counted.append(bucket.is_last())\n"
-        "    return real(bucket)\n"
-        "parallel.add_up = add_up\n"
-        "atexit.register(lambda: os.environ.get('RANK') and "
-        "open(f'counted-{os.environ[\"RANK\"]}', 'w').write(str(sum(counted))))\n"
-    )
-    words = ["--config", str(TINY), "--new", *settings(("model.dropout=0", "batch.micro_batches=8"))]
-    path = os.pathsep.join([str(tmp_path), str(TINY.parent.parent)])
-    process = launch(2, *words, env={"PYTHONPATH": path})
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
+    counting = """
+        import atexit
+        import training_lab.parallel as parallel
+        real, counted = parallel.add_up, []
+        def add_up(bucket):
+            counted.append(bucket.is_last())
+            return real(bucket)
+        parallel.add_up = add_up
+        atexit.register(lambda: open(f'counted-{rank}', 'w').write(str(sum(counted))))
+    """
+    done = train_with(counting, tmp_path, "batch.micro_batches=8")
+    assert done.returncode == 0, done.err
     assert [Path(f"counted-{rank}").read_text() for rank in (0, 1)] == ["12", "12"]
 
 
@@ -199,47 +202,61 @@ def test_a_signal_to_torchrun_saves_in_step_and_the_same_command_goes_on(number:
 
 
 def test_a_failure_in_one_process_is_the_cause_that_the_record_names(tmp_path: Path) -> None:
-    failing = tmp_path / "sitecustomize.py"
-    failing.write_text(
-        "import os\n"
-        "if os.environ.get('RANK') == '1':\n"
-        "    import training_lab.engine as engine\n"
-        "    real = engine.train_update\n"
-        "    def train_update(trainer, read=None):\n"
-        "        if trainer.progress.update == 3:\n"
-        "            raise ValueError('the disk of this one is on fire')\n"
-        "        return real(trainer, read)\n"
-        "    engine.train_update = train_update\n"
-    )
-    path = os.pathsep.join([str(tmp_path), str(TINY.parent.parent)])
-    process = launch(2, "--config", str(TINY), "--new", "--json", env={"PYTHONPATH": path})
-    out, err = process.communicate(timeout=120)
-    done = Done(process.returncode, out, err)
+    failing = """
+        import training_lab.engine as engine
+        real = engine.train_update
+        def train_update(trainer, read=None):
+            if rank == 1 and trainer.progress.update == 3:
+                raise ValueError('the disk of this one is on fire')
+            return real(trainer, read)
+        engine.train_update = train_update
+    """
+    done = train_with(failing, tmp_path)
     assert done.returncode == 1
     message = done.read("summary.json")["failure"]["message"]
-    assert message == ("ended because another process failed: process 1: ValueError: the disk of this one is on fire")
-    assert "process 1: ValueError: the disk of this one is on fire" in err
+    assert message == "ended because another process failed: process 1: ValueError: the disk of this one is on fire"
+    assert "process 1: ValueError: the disk of this one is on fire" in done.err
 
 
 def test_a_loss_that_is_not_a_number_stops_all_and_names_the_micro_batch_of_whoever_had_it(tmp_path: Path) -> None:
-    spoiling = tmp_path / "sitecustomize.py"
-    spoiling.write_text(
-        "import os\n"
-        "if os.environ.get('RANK') == '1':\n"
-        "    import training_lab.engine as engine\n"
-        "    real = engine.forward_backward\n"
-        "    def forward_backward(trainer, *rest):\n"
-        "        loss = real(trainer, *rest)\n"
-        "        return loss * float('nan') if trainer.progress.update == 2 else loss\n"
-        "    engine.forward_backward = forward_backward\n"
-    )
-    path = os.pathsep.join([str(tmp_path), str(TINY.parent.parent)])
-    process = launch(2, "--config", str(TINY), "--new", "--json", env={"PYTHONPATH": path})
-    out, err = process.communicate(timeout=120)
-    done = Done(process.returncode, out, err)
+    spoiling = """
+        import training_lab.engine as engine
+        real = engine.forward_backward
+        def forward_backward(trainer, *rest):
+            loss = real(trainer, *rest)
+            return loss * float('nan') if rank == 1 and trainer.progress.update == 2 else loss
+        engine.forward_backward = forward_backward
+    """
+    done = train_with(spoiling, tmp_path)
     summary = done.read("summary.json")
     assert (done.returncode, summary["state"], summary["updates"]) == (1, "failed: non-finite", 2)
     assert (summary["failure"]["micro_batch"], summary["failure"]["num_micro_batches"]) == (2, 2)
+
+
+FULL = """
+    import errno, os
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    real, calls = FileSystemWriter.write_data, []
+    def write_data(self, *arguments):
+        calls.append(1)
+        if rank == {rank} and len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, *arguments)
+    FileSystemWriter.write_data = write_data
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_full_disk_under_one_process_ends_all_and_leaves_the_state_before(rank: int, tmp_path: Path) -> None:
+    done = train_with(FULL.format(rank=rank), tmp_path, "train.parallel=fsdp", "checkpoint.keep_best=false")
+    assert done.returncode == 1
+    message = done.read("summary.json")["failure"]["message"]
+    assert "update-000006: cannot be saved: " in message
+    assert f"process {rank}: OSError: [Errno 28] No space left on device; the checkpoints before it are" in message
+    checkpoints = done.folder / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["update-000003"]
+    assert list_checkpoints(checkpoints)[0].verify()
+    assert not (done.folder / "checkpoint.pt").exists(), "a state in parts is no one file"
 
 
 def test_the_command_of_the_seed_documents_works_as_written() -> None:

@@ -7,16 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tiny import TINY, run, train_tiny
+from tiny import TINY, run, start, train_tiny
 
 from training_lab.checkpoint import list_checkpoints
 from training_lab.record import CHECKPOINTS, CONFIG, METRICS, RunFolder, list_runs
 from training_lab.tracking import read_metrics, rows_of_kind
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def only_run(runs: str = ".runs") -> RunFolder:
@@ -122,3 +117,41 @@ def test_another_runs_checkpoint_is_neither_used_nor_removed() -> None:
     assert done.returncode == 0, done.stderr
     assert foreign.is_dir()
     assert "update-000009" not in done.stdout
+
+
+def test_a_run_that_was_killed_cannot_be_given_fewer_updates_than_it_has_saved() -> None:
+    process = start("train", "--config", str(TINY), "--json", "--set", "train.updates=100000")
+    assert process.stdout is not None
+    while '"event": "checkpoint", "update": 6' not in process.stdout.readline():
+        pass
+    process.kill()
+    process.communicate()
+    newest = list_checkpoints(only_run().file(CHECKPOINTS))[0].update
+    done = run("train", "--resume", "latest", "--set", "train.updates=5")
+    assert done.returncode == 2
+    assert f"has {newest} updates; to go on with it, give more" in done.stderr
+
+
+def test_first_weights_come_from_a_run_with_a_name_and_are_replayed_from_it() -> None:
+    refused = run("train", "--config", str(TINY), "--set", "train.init_from=latest")
+    assert refused.returncode == 2
+    assert "train.init_from: must name a run" in refused.stderr
+    train_tiny()
+    first = only_run()
+    train_tiny("--new", "--set", f"train.init_from={first.run_id}")
+    replayed = run("verify", "latest", "--replay", "2", "--from", "0")
+    assert replayed.returncode == 0, replayed.stdout
+
+
+def test_a_run_that_is_begun_again_begins_with_the_same_weights() -> None:
+    train_tiny("--stop-after", "6")
+    first = only_run()
+    arguments = ("--set", f"train.init_from={first.run_id}", "--set", "checkpoint.keep_best=false")
+    train_tiny("--new", *arguments, "--stop-after", "1")
+    second = next(folder for folder in list_runs(Path(".runs")) if folder.run_id != first.run_id)
+    shutil.rmtree(second.file(CHECKPOINTS))
+    done = run("train", "--resume", first.run_id, "--json")
+    assert done.returncode == 0, done.stderr
+    again = run("train", "--config", str(TINY), "--run-id", second.run_id, *arguments)
+    assert again.returncode == 2
+    assert "began with other weights" in again.stderr

@@ -139,32 +139,35 @@ def save_sharded_checkpoint(
     """The same for a state that lies in parts in all processes, which all call this and see the folder. `facts` has
     the `weights_sha256` as well. Raises LabError in all of them if the disk of one does not take it."""
     checkpoint = Checkpoint(update, folder / f"update-{update:06d}")
-    aside = checkpoint.path.with_name(f"{UNFINISHED_PREFIX}{checkpoint.path.name}")
+    aside = aside_of(checkpoint)
     plain, tensors = split_tensors(state)
-    with agreeing(group, "begin"):
-        if rank == 0:
-            begin_aside(checkpoint)
-    with agreeing(group, "write"), removing_on_error(checkpoint, aside):
+    try:
+        with agreeing(group):
+            if rank == 0:
+                begin_aside(checkpoint)
         write_parts(aside / PARTS, tensors, group)
-    own: dict[str, Any] = {}
-    with agreeing(group, "hash"):
-        for path in own_parts(aside / PARTS, rank):
-            own[path.relative_to(aside).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
-    gathered: list[dict[str, Any]] = [{}] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, own, group=group)
-    with agreeing(group, "finish"), removing_on_error(checkpoint, aside):
-        if rank == 0:
-            files = {STATE: write_state(aside / STATE, plain)}
-            for parts in gathered:
-                files |= parts
-            sync_folder(aside / PARTS)
-            finish(checkpoint, aside, {"files": files, **facts})
-            link_last(checkpoint.path, folder.parent / LAST_CHECKPOINT)
+        own: dict[str, Any] = {}
+        with agreeing(group):
+            for path in own_parts(aside / PARTS, rank):
+                own[path.relative_to(aside).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
+        gathered: list[dict[str, Any]] = [{}] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, own, group=group)
+        with agreeing(group):
+            if rank == 0:
+                files = {STATE: write_state(aside / STATE, plain)}
+                for parts in gathered:
+                    files |= parts
+                sync_folder(aside / PARTS)
+                finish(checkpoint, aside, {"files": files, **facts})
+                link_last(checkpoint.path, folder.parent / LAST_CHECKPOINT)
+    except LabError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise LabError(f"{checkpoint.path}: cannot be saved: {error}; the checkpoints before it are whole") from error
     return checkpoint
 
 
 @contextlib.contextmanager
-def agreeing(group: dist.ProcessGroup, what: str) -> Iterator[None]:
+def agreeing(group: dist.ProcessGroup) -> Iterator[None]:
     """Raises LabError in all processes if what is done within failed in one."""
     failure = None
     try:
@@ -175,12 +178,17 @@ def agreeing(group: dist.ProcessGroup, what: str) -> Iterator[None]:
     dist.all_gather_object(heard, failure, group=group)
     for rank, message in enumerate(heard):
         if message is not None:
-            raise LabError(f"process {rank}: could not {what} a checkpoint: {message}")
+            raise LabError(f"process {rank}: {message}")
+
+
+def aside_of(checkpoint: Checkpoint) -> Path:
+    """The folder in which a checkpoint is made."""
+    return checkpoint.path.with_name(f"{UNFINISHED_PREFIX}{checkpoint.path.name}")
 
 
 def begin_aside(checkpoint: Checkpoint) -> Path:
-    """The folder in which a checkpoint is made, empty."""
-    aside = checkpoint.path.with_name(f"{UNFINISHED_PREFIX}{checkpoint.path.name}")
+    """Makes it, empty."""
+    aside = aside_of(checkpoint)
     if checkpoint.path.exists():
         raise LabError(f"{checkpoint.path}: is another run's checkpoint, and in the way of this one's: move it away")
     with removing_on_error(checkpoint, aside):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiment_runner.durable import UNFINISHED_PREFIX, sha256_of_file
-from training_lab.checkpoint import DESCRIPTION, NAME, STATE, Checkpoint, list_checkpoints
+from training_lab.checkpoint import DESCRIPTION, NAME, Checkpoint, list_checkpoints
 from training_lab.errors import LabError
 from training_lab.record import CHECKPOINTS, COPIES, LAST_CHECKPOINT, LOCK, METRICS, RunFolder
 from training_lab.storage import Digest, Storage, StorageError, digest_of
@@ -54,7 +54,7 @@ def files_of(checkpoint: Path) -> dict[str, Digest]:
     text = (checkpoint / DESCRIPTION).read_bytes()
     try:
         description = json.loads(text)
-        listed = description.get("files", {STATE: description})
+        listed = description["files"]
         found = {str(name): Digest(int(one["bytes"]), str(one["sha256"])) for name, one in listed.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LabError(f"{checkpoint}: damaged: its {DESCRIPTION} cannot be read") from error

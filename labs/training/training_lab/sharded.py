@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -80,9 +81,14 @@ def join_tensors(state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dic
 
 
 def write_parts(folder: Path, tensors: dict[str, torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Writes this process's parts into `folder`, which all processes see. All of them call this."""
+    """Writes this process's parts into `folder`, which all processes see. All of them call this. Raises LabError in all
+    if it fails in one."""
     writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
-    save(tensors, storage_writer=writer, process_group=group)
+    try:
+        save(tensors, storage_writer=writer, process_group=group)
+    except CheckpointException as error:  # which is no Exception to Python
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise LabError(f"process {rank}: {type(cause).__name__}: {cause}") from error
 
 
 def own_parts(folder: Path, rank: int) -> Iterator[Path]:
