@@ -14,6 +14,7 @@ passes between two reports of a process; the first after each stop is not counte
 from __future__ import annotations
 
 import argparse
+import os
 import pickle
 import re
 import signal
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,47 +39,65 @@ FOREVER = 10**6
 
 
 class Peer:
-    """A trainer in a process of its own, which runs only when it is told to."""
+    """A trainer in a process of its own, or in several that differ in their environment. It runs only when it is told.
 
-    def __init__(self, name: str, command: list[str], folder: Path, log: Path) -> None:
+    The first process is the one that reports updates.
+    """
+
+    def __init__(
+        self, name: str, command: list[str], folder: Path, log: Path, environments: Sequence[dict[str, str]] = ({},)
+    ) -> None:
         self.name, self.times = name, list[float]()
         self.log = log
         with log.open("w") as errors:
-            self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True)
+            self.processes = [
+                subprocess.Popen(
+                    command, cwd=folder, stdout=errors if number else subprocess.PIPE, stderr=errors, text=True,
+                    env={**os.environ, **environment},
+                )
+                for number, environment in enumerate(environments)
+            ]  # fmt: skip
         started = time.perf_counter()
         self.next_update()
         self.first_update_s = time.perf_counter() - started
         self.next_update()
-        self.process.send_signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To all of its processes."""
+        for process in self.processes:
+            process.send_signal(number)
 
     def next_update(self) -> None:
         """Waits until the process has reported an update."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        output = self.processes[0].stdout
+        assert output is not None
+        for line in output:
             if UPDATE.search(line):
                 return
         sys.exit(f"{self.name} ended:\n{self.log.read_text()[-2000:]}")
 
     def run(self, updates: int) -> list[float]:
         """Lets it make some updates, and returns the seconds of each but the first."""
-        self.process.send_signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
         self.next_update()
         times, last = [], time.perf_counter()
         for _ in range(updates):
             self.next_update()
             times.append(time.perf_counter() - last)
             last = time.perf_counter()
-        self.process.send_signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
         return times
 
     def peak_mib(self) -> float:
-        """The most memory that the process had."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+        """The most memory that the processes had, each for itself, together."""
+        statuses = [Path(f"/proc/{process.pid}/status").read_text() for process in self.processes]
+        return sum(int(status.split("VmHWM:")[1].split()[0]) for status in statuses) / 1024
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        for process in self.processes:
+            process.kill()
+            process.wait()
 
 
 def lab(folder: Path, tokenizer: str, overrides: list[str]) -> list[str]:
@@ -119,10 +139,19 @@ def write_data(repository: Path, tokenizer: str, cache_dir: Path) -> int:
     return dataset.tokenizer.vocab_size
 
 
-def print_table(peers: list[Peer]) -> None:
+def take_turns(peers: list[Peer], turns: int, updates: int) -> None:
+    """Measures slices of `updates` updates of each, one after another, in an order that changes."""
+    for turn in range(turns):
+        shift = turn % len(peers)
+        for one in peers[shift:] + peers[:shift]:
+            one.times.append(statistics.median(one.run(updates)))
+        print(f"turn {turn + 1}: " + ", ".join(f"{p.name} {p.times[-1]:.2f} s" for p in peers), flush=True)
+
+
+def print_table(peers: list[Peer], first_is: str = "training_lab is") -> None:
     """Medians, ranges, and the median of the ratios within a turn, as Markdown."""
     first = peers[0]
-    print("| | tokens/s | from – to | training_lab is | peak MiB | first update s |")
+    print(f"| | tokens/s | from – to | {first_is} | peak MiB | first update s |")
     print("|---|---|---|---|---|---|")
     for peer in peers:
         speeds = [TOKENS_PER_UPDATE / seconds for seconds in peer.times]
@@ -164,11 +193,7 @@ def main() -> None:
                 command, place = commands[peer]
                 peers.append(Peer(peer, command, place, folder / f"{number}.log"))
                 print(f"{peer}: first update after {peers[-1].first_update_s:.1f} s", flush=True)
-            for turn in range(options.turns):
-                shift = turn % len(peers)
-                for one in peers[shift:] + peers[:shift]:
-                    one.times.append(statistics.median(one.run(options.updates)))
-                print(f"turn {turn + 1}: " + ", ".join(f"{p.name} {p.times[-1]:.2f} s" for p in peers), flush=True)
+            take_turns(peers, options.turns, options.updates)
             print_table(peers)
         finally:
             for one in peers:
