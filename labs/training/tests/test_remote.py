@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tiny import TRAINING
 
-from training_lab import remote
+from training_lab import cli, remote
 
 PIN = re.compile(r"([A-Za-z0-9_.-]+)==([^\s]+)")
 
@@ -114,3 +114,43 @@ def test_an_old_python_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(remote, "TRAINING_PYTHON", (99, 0))
     assert remote.main(["data"]) == 2
     assert "set remote.python to 3.11 or newer" in capsys.readouterr().err
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """What `train` puts in its own place, as words; nothing is started."""
+    words: list[list[str]] = []
+
+    def put_in_place(program: str, arguments: list[str]) -> None:
+        words.append(arguments)
+        raise SystemExit(0)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execv", put_in_place)
+    monkeypatch.setenv("EXPERIMENT_SHARED", str(tmp_path / "shared"))
+    monkeypatch.setenv("EXPERIMENT_RESULTS", str(tmp_path / ".runs/pod7"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("TRAINING_LAB_INSTALL", raising=False)
+    return words
+
+
+def test_several_gpus_are_trained_on_by_torchrun(executed: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINING_LAB_PROCESSES", "4")
+    with pytest.raises(SystemExit):
+        remote.train()
+    (words,) = executed
+    assert words[:5] == [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    assert words[5:7] == ["-m", "training_lab"]
+    assert words[7:] == trained()
+
+
+def test_one_gpu_is_trained_on_in_this_process(executed: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setenv("TRAINING_LAB_PROCESSES", "1")
+    monkeypatch.setattr(cli, "main", lambda words: asked.append(words) or 7)
+    assert remote.train() == 7, "the exit code is the training's"
+    assert (executed, asked) == ([], [trained()])
+
+
+def trained() -> list[str]:
+    return ["train", "--config", "remote-config.json", "--runs", str(Path(".runs").resolve()), "--run-id", "pod7"]

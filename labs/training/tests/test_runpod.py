@@ -23,7 +23,7 @@ from training_lab.errors import UserError
 from training_lab.provenance import describe_source
 from training_lab.record import RunFolder
 from training_lab.resolve import resolve_config
-from training_lab.runpod import add_to_manifest, build_job
+from training_lab.runpod import add_to_manifest, build_job, predicted_memory
 
 KEYS = {"RUNPOD_API_KEY": "rpa_" + "k" * 40, "WANDB_API_KEY": "w" * 40}
 LABS = TRAINING.parent
@@ -127,6 +127,27 @@ def test_what_cannot_fit_is_refused_before_a_machine_is_rented(capsys: pytest.Ca
     assert error.count("\n") == 1
     assert "48.2 GiB, and NVIDIA GeForce RTX 4090 has 21.4: use --set batch.micro_batches=5" in error
     assert not Path(".runpod").exists()
+
+
+@pytest.mark.parametrize(("gpus", "micro_batches", "same_as"), [(1, 1, 1), (2, 1, 2), (2, 3, 4), (8, 1, 8), (8, 9, 16)])
+def test_what_must_fit_is_a_micro_batch_of_an_update_that_all_gpus_share(
+    gpus: int, micro_batches: int, same_as: int
+) -> None:
+    def needed(*settings: str) -> int:
+        found = predicted_memory(resolve_config("corrected", ["batch.packs=144", *settings]).config, "NVIDIA H200")
+        assert found is not None
+        return found[0]
+
+    many = needed(f"remote.gpu_count={gpus}", f"batch.micro_batches={micro_batches}")
+    assert many == needed(f"batch.micro_batches={same_as}")
+
+
+@pytest.mark.parametrize("provider", ["runpod", "ssh", "local"])
+def test_every_machine_is_told_how_many_processes_train(provider: str) -> None:
+    settings = (f"remote.provider={provider}", "remote.gpu_count=2", *(["remote.host=box"] * (provider == "ssh")))
+    resolved = resolve_config("smoke", settings)
+    assert build_job(resolved, {}).env["TRAINING_LAB_PROCESSES"] == "2"
+    assert not any("gpu_count" in warning for warning in resolved.warnings())
 
 
 @pytest.mark.parametrize(

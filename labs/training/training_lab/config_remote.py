@@ -28,8 +28,8 @@ class RemoteConfig:
     """A name from your SSH configuration, or user@address."""
     gpus: tuple[str, ...] = setting(("NVIDIA H100 80GB HBM3",), only=("remote.provider", "runpod"))
     """GPUs by RunPod's exact names, in order of preference. With more than one, runs may come from different parts."""
-    gpu_count: int = setting(1, at_least=1, at_most=64, only=("remote.provider", "runpod"))
-    """GPUs in the pod."""
+    gpu_count: int = setting(1, at_least=1, at_most=64)
+    """GPUs, and so processes, of the machine: with more than one, torchrun trains."""
     cloud: Literal["SECURE", "COMMUNITY"] = setting("SECURE", only=("remote.provider", "runpod"))
     """COMMUNITY is cheaper; a pod there may have no address of its own."""
     image: str = setting(IMAGE, only=("remote.provider", "runpod"))

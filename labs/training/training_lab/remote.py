@@ -107,12 +107,21 @@ def train() -> int:
     """Trains it, in the folder that comes home. A second time it goes on where it was."""
     go_on_installed()
     share_caches()
-    from training_lab.cli import main as lab
-
     results = Path(os.environ["EXPERIMENT_RESULTS"])
     if results.is_dir() and not any(results.iterdir()):
         results.rmdir()
-    return lab(["train", "--config", CONFIG_FILE, "--runs", str(results.parent), "--run-id", results.name])
+    command = ["train", "--config", CONFIG_FILE, "--runs", str(results.parent), "--run-id", results.name]
+    processes = int(os.environ.get("TRAINING_LAB_PROCESSES", "1"))
+    if processes > 1:  # in this process's place, so that signals reach it and its exit code is the step's
+        os.execv(sys.executable, [sys.executable, *torchrun(processes), "-m", "training_lab", *command])
+    from training_lab.cli import main as lab
+
+    return lab(command)
+
+
+def torchrun(processes: int) -> list[str]:
+    """The words with which Python starts so many processes, one for each GPU."""
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ of the checkout. Standard library only, Python 3.9.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ def environment_of(config: Config, keys: dict[str, str]) -> dict[str, str]:
         "WANDB_MODE": os.environ.get("WANDB_MODE", ""),
         "TRAINING_LAB_IMAGE": config.remote.image if config.remote.provider == "runpod" else "",
         "TRAINING_LAB_INSTALL": config.remote.install,
+        "TRAINING_LAB_PROCESSES": str(config.remote.gpu_count),
     }
     return {name: value for name, value in found.items() if value}
 
@@ -135,9 +137,17 @@ def predicted_memory(config: Config, gpu: str) -> tuple[int, int, int | None] | 
     known, vocab_size = find_gpu(gpu), VOCABULARIES.get(config.data.tokenizer)
     if known is None or vocab_size is None:
         return None
-    kind, there = kind_on_gpu(config, known), memory_of_gpu(known)
-    needed = sum(memory_parts(config, vocab_size, kind).values())
-    return needed, there, micro_batches_to_fit(config, vocab_size, kind, there) if needed > there else None
+    kind, there, split = kind_on_gpu(config, known), memory_of_gpu(known), shared_out(config)
+    needed = sum(memory_parts(split, vocab_size, kind).values())
+    return needed, there, micro_batches_to_fit(split, vocab_size, kind, there) if needed > there else None
+
+
+def shared_out(config: Config) -> Config:
+    """The config as one of the machine's processes sees it: they take the micro-batches in turn, so that an update has
+    at least one for each, and the same number for all."""
+    processes = config.remote.gpu_count
+    micro_batches = -(-config.batch.micro_batches // processes) * processes
+    return dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro_batches=micro_batches))
 
 
 def describe_memory(config: Config) -> list[str]:
