@@ -235,7 +235,7 @@ class Flow:
         return {
             "id": self.machine.id,
             "steps": job["steps"],
-            "env": job["env"],
+            "env": {**self.job.env, **self.job.node.environment()},
             "results": f"{work}/job/{self.job.results.path.replace('{id}', self.machine.id)}",
             "exclude": job["results"]["exclude"],
             "live": job["results"]["live"],

@@ -147,7 +147,12 @@ def test_several_gpus_are_trained_on_by_torchrun(executed: list[list[str]], monk
 def test_one_gpu_is_trained_on_in_this_process(executed: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
     monkeypatch.setenv("TRAINING_LAB_PROCESSES", "1")
-    monkeypatch.setattr(cli, "main", lambda words: asked.append(words) or 7)
+
+    def lab(words: list[str]) -> int:
+        asked.append(words)
+        return 7
+
+    monkeypatch.setattr(cli, "main", lab)
     assert remote.train() == 7, "the exit code is the training's"
     assert (executed, asked) == ([], [trained()])
 
