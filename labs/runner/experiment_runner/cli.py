@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiment_runner import commands
+from experiment_runner import commands, launch
 from experiment_runner.commands import Done, Here
 from experiment_runner.console import Console
 from experiment_runner.errors import InputError, RunnerError
@@ -144,18 +144,18 @@ def run_command(options: argparse.Namespace) -> int:
     job, place = read_job(options.JOB, options.provider), commands.here(Console(options.json), lambda file: None)
     base, label = options.JOB.resolve().parent, str(options.JOB)
     if options.dry_run:
-        return commands.describe_dry_run(job, label, base, place, [])
-    return commands.start_run(job, label, base, options.output, place, is_detached=options.detach)
+        return launch.describe_dry_run(job, label, base, place, [])
+    return launch.start_run(job, label, base, options.output, place, is_detached=options.detach)
 
 
 def going_on(act: str, done: Done) -> Any:
     """`monitor`, `stop`, `start`."""
-    return lambda options: commands.go_on(options.STATE, commands.here(Console(options.json), done), act)
+    return lambda options: launch.go_on(options.STATE, commands.here(Console(options.json), done), act)
 
 
 def collecting(done: Done) -> Any:
     """`collect`."""
-    return lambda options: commands.go_on(
+    return lambda options: launch.go_on(
         options.STATE, commands.here(Console(options.json), done), "collect", output=options.output
     )
 
@@ -171,14 +171,14 @@ def terminating(done: Done) -> Any:
             if not options.yes:
                 raise InputError("terminate --id: nothing is known of its results; give --yes to delete it")
             return commands.terminate_by_id(provider_at(options, here), options.id, here)
-        return commands.terminate(options.STATE, here, options.yes)
+        return launch.terminate(options.STATE, here, options.yes)
 
     return run
 
 
 def costing(done: Done) -> Any:
     """`cost`."""
-    return lambda options: commands.refresh_cost(options.STATE, commands.here(Console(options.json), done))
+    return lambda options: launch.refresh_cost(options.STATE, commands.here(Console(options.json), done))
 
 
 def listing(options: argparse.Namespace) -> int:

@@ -28,6 +28,7 @@ from experiment_runner.state import StateFile, created_and_deadline, load_state,
 STATES = Path(".runpod")
 RUNS = ".runs/{id}"
 SSH_TOOLS = ("ssh", "ssh-keygen", "ssh-keyscan")
+AT_WORK = ("running", "finished")
 Done = Callable[[StateFile], None]
 """Called with a run's state when a command is through with it."""
 
@@ -47,21 +48,32 @@ def here(console: Console, done: Done) -> Here:
 
 def start_run(job: Job, label: str, base: Path, output: str, here: Here, *, is_detached: bool = False) -> int:
     """Runs a job to its end, or with `is_detached` until it is at work. Returns the exit code."""
-    secrets = secrets_of(here.keys)
-    refuse_secrets(job, label, secrets.find)
     provider = make_provider(job, label, here.keys)
-    for name in missing_keys(job.secret_names, here.keys):
-        here.console.warn(f"{name} is not set: the steps that name it run without it")
-    gather(job.files, base, secrets)
+    need_good_files(job, label, base, here)
     provider.need()
     plan = provider.plan()
     need_budget(job, plan)
     for note in plan.notes:
         here.console.say(f"note: {note}")
-    file = new_state(STATES, job.to_json(), base.resolve(), output, job.limits.max_hours, secrets)
+    file = make_state(job, base, output, here)
+    return drive(file, job, provider, here, AT_WORK if is_detached else ())
+
+
+def need_good_files(job: Job, label: str, base: Path, here: Here) -> None:
+    """Raises InputError for what must not be sent, and says which secrets are missing."""
+    secrets = secrets_of(here.keys)
+    refuse_secrets(job, label, secrets.find)
+    for name in missing_keys(job.secret_names, here.keys):
+        here.console.warn(f"{name} is not set: the steps that name it run without it")
+    gather(job.files, base, secrets)
+
+
+def make_state(job: Job, base: Path, output: str, here: Here) -> StateFile:
+    """The state of a run that begins, on disk."""
+    file = new_state(STATES, job.to_json(), base.resolve(), output, job.limits.max_hours, secrets_of(here.keys))
     need_own_output(file)
     file.save()
-    return drive(file, job, provider, here, ("running", "finished") if is_detached else ())
+    return file
 
 
 def refuse_secrets(job: Job, label: str, find: Callable[[str], list[str]]) -> None:
@@ -73,10 +85,13 @@ def refuse_secrets(job: Job, label: str, find: Callable[[str], list[str]]) -> No
         )
 
 
-def drive(file: StateFile, job: Job, provider: Provider, here: Here, until: tuple[str, ...] = (), act: str = "") -> int:
+def drive(
+    file: StateFile, job: Job, provider: Provider, here: Here, until: tuple[str, ...] = (), act: str = "",
+    interrupts: Interrupts | None = None,
+) -> int:  # fmt: skip
     """Takes a run further, says how it ended, and returns the exit code."""
     console = here.console
-    with Interrupts(console.say) as interrupts, file.lock():
+    with interrupts or Interrupts(console.say) as interrupts, file.lock():
         flow = Flow(file, job, provider, here.keys, console, interrupts)
         failure: RunnerError | None = None
         is_interrupted = False
@@ -99,7 +114,7 @@ def drive(file: StateFile, job: Job, provider: Provider, here: Here, until: tupl
     code = exit_code(state, is_interrupted)
     if failure is not None:
         code = code if code == 30 else failure.exit_code if state.phase in ("refused", "planned") else code or 20
-        print(f"error: {failure}", file=sys.stderr, flush=True)
+        console.error(str(failure))
     values = {"code": code, "run": state.run, "verdicts": state.verdicts, "state": str(file.path), "cost": state.cost}
     console.summary(values, summary_of(file, provider.console_url(flow.machine.id)))
     return code
@@ -118,14 +133,19 @@ def go_on(path: Path, here: Here, act: str = "", until: tuple[str, ...] = (), ou
 
 def terminate(path: Path, here: Here, may_lose: bool) -> int:
     """Deletes a run's machine; asks first if that loses something."""
-    state = load_state(path, secrets_of(here.keys)).state
+    need_leave_to_lose(load_state(path, secrets_of(here.keys)), path, may_lose)
+    return go_on(path, here, "terminate")
+
+
+def need_leave_to_lose(file: StateFile, path: Path, may_lose: bool) -> None:
+    """Raises InputError if results would be lost with a run's machine, and the person does not agree to that."""
+    state = file.state
     loses = state.verdicts["results"] != "verified" and state.verdicts["job"] != "none" and not state.has_ended
     if loses and not may_lose:
         question = f"The results of {state.run} are not all here ({state.verdicts['results']}). Delete its machine?"
         if not sys.stdin.isatty() or input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
             raise InputError(f"{path}: the results are not all here ({state.verdicts['results']}): fetch them with "
                              "`collect`, or give --yes to lose them")  # fmt: skip
-    return go_on(path, here, "terminate")
 
 
 def terminate_by_id(provider: Provider, machine_id: str, here: Here) -> int:

@@ -33,6 +33,10 @@ class Console:
         """Something that should not be overlooked."""
         self.write({"event": "warning", "message": text}, f"warning: {text}\n")
 
+    def error(self, text: str) -> None:
+        """Why a command did not do what it should."""
+        print(f"error: {text}", file=sys.stderr, flush=True)
+
     def log(self, output: bytes) -> None:
         """What the job printed."""
         text = output.decode("utf-8", "replace")

@@ -235,7 +235,7 @@ class Flow:
         return {
             "id": self.machine.id,
             "steps": job["steps"],
-            "env": job["env"],
+            "env": {**self.job.env, **self.job.node.environment()},
             "results": f"{work}/job/{self.job.results.path.replace('{id}', self.machine.id)}",
             "exclude": job["results"]["exclude"],
             "live": job["results"]["live"],
@@ -325,7 +325,8 @@ class Flow:
         """The log's rest, then every result. The verdict says what is here."""
         state, output = self.state, self.file.output
         claim_output(self.file)
-        self.machine.patiently(lambda target: follow(target, self.file.log, None, None))
+        is_at_work = state.verdicts["job"] == "running"
+        self.machine.patiently(lambda target: follow(target, self.file.log, None, None, only_now=is_at_work))
         pulled = self.machine.patiently(
             lambda target: pull(
                 target, output, self.job.results, self.job.limits.poll,

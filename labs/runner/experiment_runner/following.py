@@ -18,11 +18,13 @@ from experiment_runner.transfer import TransferFailed, follow_live, size_of
 LIVE_EVERY_S = 15.0
 
 
-def follow(target: Target, log: Path, output: Path | None, console: Console | None) -> None:
-    """Copies and shows the log until the job has ended, and fetches the live results into what arrives for `output`
-    (None: there are none). Raises ConnectionLost where the connection breaks: then call it again."""
+def follow(target: Target, log: Path, output: Path | None, console: Console | None, *, only_now: bool = False) -> None:
+    """Copies and shows the log until the job has ended (or with `only_now` what there is of it), and fetches the live
+    results into what arrives for `output` (None: there are none). Raises ConnectionLost where the connection breaks:
+    then call it again."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
-    with open(descriptor, "ab") as copy, target.session.stream(target.command("log", str(size_of(log)))) as stream:
+    command = target.command("log", str(size_of(log)), *(["now"] if only_now else []))
+    with open(descriptor, "ab") as copy, target.session.stream(command) as stream:
         fetched = time.monotonic()
         while True:
             piece = stream.some_within(1.0)

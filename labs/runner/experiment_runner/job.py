@@ -52,7 +52,8 @@ class Step:
     name: str
     run: str
     """The command. It finds EXPERIMENT_ID, EXPERIMENT_RESULTS (the folder for results) and EXPERIMENT_SHARED (a folder
-    that the machine's runs share) in its environment."""
+    that the machine's runs share) in its environment; and EXPERIMENT_NODES (how many machines do the job),
+    EXPERIMENT_NODE_RANK, EXPERIMENT_MASTER and EXPERIMENT_MASTER_PORT (where they meet)."""
     timeout: Seconds = Seconds(3600.0)
     """After it the step is ended, and the job with it."""
     cwd: str = "."
@@ -130,8 +131,35 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Node:
+    """The place of a machine among those that do a job together. Alone it is the first of one."""
+
+    rank: int = 0
+    count: int = 1
+    master: str = "127.0.0.1"
+    """Where the others reach the machine of rank 0."""
+    port: int = 29500
+    """The port there on which they meet."""
+
+    def problems(self) -> Problems:
+        if not 0 <= self.rank < self.count:
+            yield "rank", f"must be one of {self.count}, counted from 0, got {self.rank}"
+        if not 0 < self.port < 1 << 16:
+            yield "port", f"must be from 1 to 65535, got {self.port}"
+
+    def environment(self) -> dict[str, str]:
+        """What a step finds of it."""
+        return {
+            "EXPERIMENT_NODES": str(self.count),
+            "EXPERIMENT_NODE_RANK": str(self.rank),
+            "EXPERIMENT_MASTER": self.master,
+            "EXPERIMENT_MASTER_PORT": str(self.port),
+        }
+
+
+@dataclass(frozen=True)
 class Job:
-    """All of it."""
+    """All of it, on one machine."""
 
     name: str
     steps: tuple[Step, ...]
@@ -143,7 +171,9 @@ class Job:
     provider: str = "local"
     """Where it runs: `runpod`, `ssh` or `local`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Each provider's own settings, by its name."""
+    """Each provider's own settings, by its name. With `nodes` among them, several machines do the job: see group.py."""
+    node: Node = field(default_factory=Node)
+    """Which of several machines this one is; written by the runner."""
     on_failure: str = "delete"
     """What becomes of the machine of a job that failed, once its log and whatever it made is here: `delete` or
     `stop`."""

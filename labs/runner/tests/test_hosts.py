@@ -189,3 +189,40 @@ def test_a_host_that_is_not_there(lab: Lab, gpu_box: Path) -> None:
     assert outcome.code == 50
     assert "Connection refused" in one_line(outcome.err)
     assert SECRET not in outcome.out
+
+
+def test_collect_fetches_what_a_running_job_has_now_and_does_not_wait_for_its_end(host: Lab) -> None:
+    host.work("import time\nopen(f'{results}/answer.txt', 'w').close()\nprint('line', flush=True)\ntime.sleep(600)")
+    process = Process(host, "-m", "experiment_runner", "run", "job.json")
+    process.wait_for(lambda: any("line\n" in path.read_text() for path in host.folder.glob(".runpod/*/log.txt")))
+    process.signal(signal.SIGKILL)
+    process.end()
+    assert host.again("collect").code == 20
+    assert host.verdicts == ("running", "partial", "running")
+    assert (home(host) / "answer.txt").exists()
+    assert host.again("terminate", "--yes").code == 20
+    assert left_behind(host) == []
+
+
+LEFT_ITS_GROUP = """
+import subprocess, sys, time
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("line", flush=True)
+"""
+
+
+def test_what_left_its_group_ends_with_the_job(host: Lab) -> None:
+    host.work(f"{LEFT_ITS_GROUP}\nopen(f'{{results}}/answer.txt', 'w').close()")
+    assert host.run().code == 0
+    assert left_behind(host) == []
+
+
+def test_what_left_its_group_ends_with_the_machine(host: Lab) -> None:
+    host.work(f"{LEFT_ITS_GROUP}\ntime.sleep(600)")
+    process = Process(host, "-m", "experiment_runner", "run", "job.json")
+    process.wait_for(lambda: any("line\n" in path.read_text() for path in host.folder.glob(".runpod/*/log.txt")))
+    process.signal(signal.SIGKILL)
+    process.end()
+    assert len(left_behind(host)) == 3, "the folder, the step, and what it started"
+    assert host.again("terminate", "--yes").code == 20
+    assert left_behind(host) == []

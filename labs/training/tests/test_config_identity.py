@@ -136,6 +136,8 @@ NO_PART_OF_IDENTITY = {
     "tracking.timeout_s": 5,
     "remote.provider": "local",
     "remote.host": "gpu-box",
+    "remote.master": "10.0.0.1",
+    "remote.master_port": 29501,
     "remote.gpus": ["NVIDIA H200"],
     "remote.gpu_count": 2,
     "remote.cloud": "COMMUNITY",
@@ -153,7 +155,9 @@ NO_PART_OF_IDENTITY = {
     "remote.max_usd_per_hour": 1,
     "remote.max_upload_mb": 1,
 }
-WITHOUT_ANOTHER_VALUE = {"data.end_of_text", "optimizer.lr_scaling", "measure.peak_tflops", "measure.peak_source"}
+WITHOUT_ANOTHER_VALUE = {
+    "data.end_of_text", "optimizer.lr_scaling", "measure.peak_tflops", "measure.peak_source", "remote.hosts",
+}  # fmt: skip
 """Each has another value only together with another setting's."""
 
 

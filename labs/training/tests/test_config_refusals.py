@@ -252,6 +252,7 @@ RANGES: dict[str, tuple[list[object], list[object]]] = {
     "measure.peak_tflops": ([0], [-1]),
     "tracking.timeout_s": ([1e-9, 3600], [-1, 0, 3601]),
     "remote.gpu_count": ([1, 64], [-1, 0, 65]),
+    "remote.master_port": ([1024, 65535], [-1, 0, 1023, 65536]),
     "remote.disk_gb": ([10, 10**6], [-1, 0, 9]),
     "remote.volume_gb": ([10, 10**6], [-1, 0, 9]),
     "remote.max_hours": ([1e-9, 720], [-1, 0, 721]),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tiny import TRAINING
 
+from experiment_runner.job import Node
 from training_lab import cli, remote
 
 PIN = re.compile(r"([A-Za-z0-9_.-]+)==([^\s]+)")
@@ -139,19 +140,40 @@ def test_several_gpus_are_trained_on_by_torchrun(executed: list[list[str]], monk
     with pytest.raises(SystemExit):
         remote.train()
     (words,) = executed
-    assert words[:5] == [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    assert words[:5] == [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4", "--standalone"]
     assert words[5:7] == ["-m", "training_lab"]
     assert words[7:] == trained()
 
 
+@pytest.mark.parametrize("processes", [1, 8])
+def test_several_machines_are_trained_on_by_one_torchrun_each(
+    processes: int, executed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINING_LAB_PROCESSES", str(processes))
+    for name, value in Node(1, 2, "127.0.0.1", 29501).environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    with pytest.raises(SystemExit):
+        remote.train()
+    (words,) = executed
+    options = words[3 : words.index("-m", 3)]
+    assert options == [
+        f"--nproc-per-node={processes}", "--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1",
+        "--master-port=29501", "--rdzv-conf=timeout=7200",
+    ]  # fmt: skip
+    assert words[-len(trained()) :] == trained()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo", "the network on which the first machine is reached"
+
+
 def test_one_gpu_is_trained_on_in_this_process(executed: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
+    monkeypatch.setenv("TRAINING_LAB_PROCESSES", "1")
 
     def lab(words: list[str]) -> int:
         asked.append(words)
         return 7
 
-    monkeypatch.setenv("TRAINING_LAB_PROCESSES", "1")
     monkeypatch.setattr(cli, "main", lab)
     assert remote.train() == 7, "the exit code is the training's"
     assert (executed, asked) == ([], [trained()])

@@ -150,10 +150,23 @@ def test_every_machine_is_told_how_many_processes_train(provider: str) -> None:
     assert not any("gpu_count" in warning for warning in resolved.warnings())
 
 
+def test_several_hosts_become_the_nodes_of_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("remote.provider=ssh", 'remote.hosts=["gpu-a","me@10.0.0.2"]', "remote.gpu_count=8")
+    job = job_of(*settings)
+    assert job.settings["ssh"]["nodes"] == [{"host": "gpu-a"}, {"host": "me@10.0.0.2"}]
+    assert main(["runpod", "--config", "smoke", *(w for s in settings for w in ("--set", s)), "--dry-run"]) == 0
+    assert "nodes\n  0 gpu-a\n  1 me@10.0.0.2\n  they meet at gpu-a, port 29500" in capsys.readouterr().out
+    assert resolve_config("smoke", ["remote.master=a"]).warnings() != []
+
+
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
         (["remote.provider=ssh"], "remote.host: ssh needs the name of a host"),
+        (['remote.hosts=["a","b"]'], "remote.hosts: several machines are for ssh, and remote.provider is 'runpod'"),
+        (["remote.provider=ssh", 'remote.hosts=["a","b"]', "remote.host=c"], "remote.hosts: 'c' is in remote.host"),
+        (["remote.provider=ssh", 'remote.hosts=["a","b","a"]'], "remote.hosts: 'a' is named twice"),
+        (["remote.provider=ssh", 'remote.hosts=["a",""]'], "remote.hosts: must be names of hosts"),
         (["remote.gpus=[]"], "remote.gpus: must name at least one GPU"),
         (["remote.volume_path=workspace"], "remote.volume_path: must be an absolute path"),
         (["remote.gpu=H100"], "remote.gpu: unknown key; the nearest is remote.gpus"),

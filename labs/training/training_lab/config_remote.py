@@ -26,6 +26,12 @@ class RemoteConfig:
     """`runpod`: a rented pod. `ssh`: a machine of your own, `remote.host`. `local`: a folder on this machine."""
     host: str = setting("", only=("remote.provider", "ssh"))
     """A name from your SSH configuration, or user@address."""
+    hosts: tuple[str, ...] = ()
+    """Several machines of your own instead, which train together; the first is where they meet. For `ssh` alone."""
+    master: str = setting("", only=("remote.provider", "ssh"))
+    """Where the others reach the first host; empty: its address in your SSH configuration."""
+    master_port: int = setting(29500, at_least=1024, at_most=65535, only=("remote.provider", "ssh"))
+    """The port there on which they meet. They talk on others besides."""
     gpus: tuple[str, ...] = setting(("NVIDIA H100 80GB HBM3",), only=("remote.provider", "runpod"))
     """GPUs by RunPod's exact names, in order of preference. With more than one, runs may come from different parts."""
     gpu_count: int = setting(1, at_least=1, at_most=64)
@@ -65,9 +71,29 @@ class RemoteConfig:
     """More than this is not sent; the lab itself has less than 1 MB."""
 
     def problems(self) -> Iterator[Problem]:
-        if self.provider == "ssh" and not self.host:
+        if self.provider == "ssh" and not self.host and not self.hosts:
             yield Problem("remote.host", "ssh needs the name of a host, such as --set remote.host=gpu-box")
+        yield from self.problems_of_hosts()
         if not self.volume_path.startswith("/"):
             yield Problem("remote.volume_path", f"must be an absolute path, got {self.volume_path!r}")
         if not all(self.gpus or [""]):
             yield Problem("remote.gpus", "must name at least one GPU, none of them empty")
+
+    def problems_of_hosts(self) -> Iterator[Problem]:
+        """What is wrong with several machines."""
+        if not self.hosts:
+            if self.master:
+                yield Problem("remote.master", "has no effect without remote.hosts", is_fatal=False)
+            return
+        if self.provider != "ssh":
+            advice = "set remote.provider=ssh, or leave remote.hosts out"
+            yield Problem(
+                "remote.hosts", f"several machines are for ssh, and remote.provider is {self.provider!r}: {advice}"
+            )
+        if self.host:
+            yield Problem("remote.hosts", f"{self.host!r} is in remote.host besides; give one of the two")
+        for index, host in enumerate(self.hosts):
+            if not host or host.startswith("-"):
+                yield Problem("remote.hosts", f"must be names of hosts, got {host!r}")
+            if host in self.hosts[:index]:
+                yield Problem("remote.hosts", f"{host!r} is named twice")

@@ -6,8 +6,11 @@ volume keeps it. The other two go on in it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +25,10 @@ LOCKED_FOR = ((3, 12), "linux", "x86_64")
 DONE = "complete"
 TORCH = ("torch==", "--extra-index-url")
 """The lines of the pins that are about torch, which comes from an index of its own."""
+MEETING_S = 7200
+"""How long a machine waits for the others, which may still install packages and prepare data."""
+GET_ADDRESS = 0x8915
+"""Linux's question for the address of an interface, SIOCGIFADDR."""
 
 
 def main(arguments: list[str]) -> int:
@@ -111,17 +118,50 @@ def train() -> int:
     if results.is_dir() and not any(results.iterdir()):
         results.rmdir()
     command = ["train", "--config", CONFIG_FILE, "--runs", str(results.parent), "--run-id", results.name]
-    processes = int(os.environ.get("TRAINING_LAB_PROCESSES", "1"))
-    if processes > 1:  # in this process's place, so that signals reach it and its exit code is the step's
-        os.execv(sys.executable, [sys.executable, *torchrun(processes), "-m", "training_lab", *command])
+    processes, nodes = count_of("TRAINING_LAB_PROCESSES"), count_of("EXPERIMENT_NODES")
+    if processes * nodes > 1:  # in this process's place, so that signals reach it and its exit code is the step's
+        prefer_the_way_to_the_master()
+        os.execv(sys.executable, [sys.executable, *torchrun(processes, nodes), "-m", "training_lab", *command])
     from training_lab.cli import main as lab
 
     return lab(command)
 
 
-def torchrun(processes: int) -> list[str]:
-    """The words with which Python starts so many processes, one for each GPU."""
-    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+def count_of(name: str) -> int:
+    """A number in the environment; 1 where it is not set."""
+    return int(os.environ.get(name, "1"))
+
+
+def torchrun(processes: int, nodes: int) -> list[str]:
+    """The words with which Python starts so many processes, one for each GPU, on this one of so many machines."""
+    words = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+    if nodes == 1:
+        return [*words, "--standalone"]
+    place = {"--node-rank": "NODE_RANK", "--master-addr": "MASTER", "--master-port": "MASTER_PORT"}
+    meeting = [f"{option}={os.environ[f'EXPERIMENT_{name}']}" for option, name in place.items()]
+    return [*words, f"--nnodes={nodes}", *meeting, f"--rdzv-conf=timeout={MEETING_S}"]
+
+
+def prefer_the_way_to_the_master() -> None:
+    """Tells gloo which network to use: by itself it takes what the machine's own name stands for, which often is the
+    machine alone. NCCL looks for itself."""
+    name = interface_to(os.environ.get("EXPERIMENT_MASTER", ""))
+    if count_of("EXPERIMENT_NODES") > 1 and name:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def interface_to(address: str) -> str:
+    """The network interface over which an address is reached, or which has it; empty where that cannot be found."""
+    import fcntl
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing: it only chooses a way
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # one without an address
+                if fcntl.ioctl(probe, GET_ADDRESS, struct.pack("256s", name.encode()))[20:24] == own:
+                    return name
+    return ""
 
 
 if __name__ == "__main__":

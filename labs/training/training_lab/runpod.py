@@ -128,6 +128,9 @@ def environment_of(config: Config, keys: dict[str, str]) -> dict[str, str]:
 
 def provider_settings(remote: RemoteConfig) -> dict[str, Any]:
     """The config's values as the provider calls them."""
+    if remote.provider == "ssh" and remote.hosts:
+        meeting = {"master": remote.master, "master_port": remote.master_port}
+        return {"nodes": [{"host": host} for host in remote.hosts], **meeting, "python": remote.python}
     if remote.provider == "ssh":
         return {"host": remote.host, "python": remote.python}
     if remote.provider == "local":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_runner import commands as runner
+from experiment_runner import launch
 from experiment_runner.cli import EXIT_CODES, add_run_options, add_state_commands
 from experiment_runner.console import Console
 from experiment_runner.state import StateFile
@@ -44,8 +45,8 @@ def runpod_command(options: argparse.Namespace) -> int:
     label = f"the job of {resolved.name}"
     if options.dry_run:
         more = ["", f"config {resolved.identity[:12]}", *(f"  {line}" for line in resolved.changed_lines())]
-        return runner.describe_dry_run(job, label, LABS, place, [*more, "", *describe_memory(resolved.config)])
-    return runner.start_run(job, label, LABS, options.output, place, is_detached=options.detach)
+        return launch.describe_dry_run(job, label, LABS, place, [*more, "", *describe_memory(resolved.config)])
+    return launch.start_run(job, label, LABS, options.output, place, is_detached=options.detach)
 
 
 def came_home(file: StateFile) -> None:

@@ -36,11 +36,13 @@ def status() -> None:
 
 
 def log() -> None:
-    """Prints the log from byte N on as it grows, until the job has ended and all of it was printed."""
+    """Prints the log from byte N on as it grows, until the job has ended and all of it was printed; with `now` after N,
+    only what is there."""
+    is_asked_for_now = sys.argv[3:] == ["now"]
     with open(LOG, "rb") as file:
         file.seek(int(sys.argv[2]))
         while True:
-            is_whole = has_ended()
+            is_whole = is_asked_for_now or has_ended()
             for piece in iter(lambda: file.read(PIECE_BYTES), b""):
                 write_out(piece)
             if is_whole:

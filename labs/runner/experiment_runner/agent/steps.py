@@ -78,6 +78,7 @@ def supervise(spec: dict[str, Any], secrets: dict[str, str], tell: Callable[[], 
         verdict, reason = "failed", f"the supervisor failed: {type(error).__name__}: {error}"
     for group in groups:
         kill_group(group, signal.SIGKILL)
+    kill_marked(spec["id"])
     state.update(job=verdict, reason=reason, ended=time.time())
     while not try_save(STATUS, state):  # a full disk: the answer must still be given
         time.sleep(1)
@@ -191,6 +192,16 @@ def kill_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
+def kill_marked(run: str) -> None:
+    """Ends what the steps started and what left their groups, as torchrun's processes do: all know the run's id. Where
+    there is no /proc, nothing is found."""
+    mark = f"EXPERIMENT_ID={run}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
+            if mark in path.read_bytes().split(b"\0") and int(path.parent.name) != os.getpid():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
 def look_at_gpus() -> list[str]:
     """A line for each GPU, as nvidia-smi says; none where there is none."""
     try:
@@ -242,6 +253,7 @@ def end() -> None:
             os.kill(int(str(status["process"]).split()[0]), signal.SIGKILL)
         for group in status.get("groups", []):
             kill_group(group, signal.SIGKILL)
+        kill_marked(load(SPEC)["id"])
 
 
 def is_running(status: dict[str, Any]) -> bool:

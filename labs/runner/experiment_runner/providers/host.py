@@ -105,6 +105,15 @@ class Host:
         status = STOPPED if answer[-1] == "ended" else RUNNING
         return Machine(machine_id, machine_id, status, status, facts={"folder": answer[0], "host": self.described})
 
+    def address(self) -> str:
+        """Where other machines may reach it: its HostName in the SSH configuration, which asks nobody."""
+        if not self.session.is_remote:
+            return "127.0.0.1"
+        client, *words = self.session.prefix
+        described = self.session._replace(prefix=(client, "-G", *words), is_remote=False).run("")
+        settings = dict(line.split(" ", 1) for line in described.decode("utf-8", "replace").splitlines() if " " in line)
+        return settings["hostname"]
+
     def boot_problem(self, machine_id: str) -> str:
         return ""
 
